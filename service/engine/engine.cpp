@@ -30,7 +30,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
     return draining_error();
   }
   const EngineLimits& limits = state.options.limits;
-  const bool over_nodes = state.options.make_peers != nullptr;
+  const bool over_nodes = state.options.make_peers != nullptr && state.options.other_nodes;
   if (const Result<void> valid = check_attach(request, limits.world_size, over_nodes); !valid) {
     return valid.error();
   }

@@ -80,6 +80,7 @@ struct EngineOptions {
   MeasureMemory measure_memory = [](const device::ArenaBytes& arenas) { return device::memory_headroom(arenas); };
   std::string policy_directory;  ///< where the policies' states outlive the daemon; empty: they are not stored
   MakePeers make_peers;          ///< none: every job has all of its ranks on this node
+  bool other_nodes = true;       ///< with `make_peers`: jobs may have ranks on other nodes
   KeepDump keep_dump;            ///< none: failures leave no dump
   bool cpu_collectives = false;  ///< gradients in memory of CPUs travel by NCCL, on a lane in a worker; else by sockets
 };

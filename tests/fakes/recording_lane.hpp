@@ -1,6 +1,6 @@
 #pragma once
 // A lane that keeps its commands and answers them when told, one report each as the interface promises. The result of a
-// FinishStep is what the test put into `math`, and what the rules make of `raw_norms`.
+// FinishStep is what the test put into `math`, and what the rules make of `raw_norms`; of a raw one, sums of that norm.
 
 #include "device/about.hpp"
 #include "device/lane.hpp"
@@ -9,6 +9,7 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -129,6 +130,9 @@ class RecordingLane : public device::Lane {
       return failed(command.plan, command.tag, true);
     }
     finished.push_back(command);
+    if (command.raw) {
+      return device::Finished{command.plan, command.tag, math, raw_step()};
+    }
     device::StepMath result = math;
     for (std::size_t group = 0; group < raw_norms.size(); ++group) {
       result.groups.push_back(plan::apply_clip_rule(command.rules[group], raw_norms[group], command.scale));
@@ -143,6 +147,16 @@ class RecordingLane : public device::Lane {
       result.raw_group_norms.push_back(result.groups[group].norm);
     }
     return device::Finished{command.plan, command.tag, result};
+  }
+
+  /// There is one clip group, and the norm is that of type 2.
+  [[nodiscard]] std::shared_ptr<const device::RawStep> raw_step() const {
+    auto raw = std::make_shared<device::RawStep>();
+    if (!raw_norms.empty()) {
+      raw->cells.whole.power_sum = {raw_norms.front() * raw_norms.front(), 0};
+      raw->cells.whole.maximum = raw_norms.front();
+    }
+    return raw;
   }
 
   device::LaneReport answer(device::MeasureBuckets& command) {

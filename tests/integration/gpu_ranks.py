@@ -1,9 +1,10 @@
 """Ranks whose gradients lie on a GPU, as processes that a test tells what to do.
 
 This file is also the program of a rank, `python gpu_ranks.py ADDRESS JOB RANK WORLD`, behind which may follow how many
-ranks its node has, and the address of the coordinator. It reads a line of JSON for each order and answers with one. The
-driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map; or,
-where GRADSYNC_LIBCUDA is empty, that of a GPU.
+ranks its node has, and the address of the coordinator. $TP ranks that follow each other are a group of tensor
+parallelism, which has equal gradients of all but "rows". It reads a line of JSON for each order and answers with one.
+The driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map; or, where GRADSYNC_LIBCUDA is
+empty, that of a GPU.
 """
 
 from __future__ import annotations
@@ -131,6 +132,9 @@ class _Program:
         self._join = {"address": address, "job": f"{job}-module", "rank": rank, "world_size": world}
         self._client = gradsync.connect(address)
         self._name, self._world, self._halts = job, world, False
+        self._tp = int(os.environ.get("TP", "1"))
+        if self._tp > 1:
+            self._over["meshes"] = {"grid": {"dp": world // self._tp, "tp": self._tp}}
         self.attach()
         self._grads: gradsync.Grads | None = None
         self._beside: torch.Tensor | None = None  # the whole allocation, of which the arena is a part
@@ -157,9 +161,15 @@ class _Program:
         given = None if memory is None else self._given
         self._shapes = SHAPES | ({"large": ((large,), "float32")} if large else {})
         sync = {"dp": gradsync.Partial("mean") >> gradsync.Replicate()}
+        whole = {**sync, "tp": gradsync.Replicate()} if self._tp > 1 else sync
         tensors = [
-            gradsync.Tensor(name, shape, dtype=dtype, placements=sync) for name, (shape, dtype) in self._shapes.items()
+            gradsync.Tensor(name, shape, dtype=dtype, placements=whole) for name, (shape, dtype) in self._shapes.items()
         ]
+        if self._tp > 1:
+            cut = {**sync, "tp": gradsync.Shard(0)}
+            rows = gradsync.Tensor("rows", (8 * self._tp, 31), dtype="float32", placements=cut, local_shape=(8, 31))
+            tensors.append(rows)
+            self._shapes["rows"] = ((8, 31), "float32")
         clip = gradsync.Clip(max_norm=1.0)
         self._grads = self._job.declare(tensors, clip=clip, device=device, memory=given, timeout=DEADLINE_S)
         if not keep:
@@ -189,29 +199,49 @@ class _Program:
         return {"as_before": bool((before == GARBAGE).all() and (after == GARBAGE).all())}
 
     def step(
-        self, seed: int, timeout: float = DEADLINE_S, frees: bool = False, fills: bool = True, whole: bool = False
+        self,
+        seed: int,
+        timeout: float = DEADLINE_S,
+        frees: bool = False,
+        fills: bool = True,
+        whole: bool = False,
+        special: dict[str, str] | None = None,
+        unused: list[str] | None = None,
     ) -> dict[str, Any]:
         """`whole`: gradients are small whole numbers, whose sums are the same in any order.
+
+        `special`: of a rank, as text, the tensor in whose first element it has another value, or NaN where the name is
+        followed by "=nan". `unused`: tensors without a gradient.
 
         `frees`: the arena, by the driver, when its gradients are written; they are not looked at afterwards.
 
         Without `fills` gradients stay what they are, and are not looked at either."""
         assert self._grads is not None
+        other, _, to = (special or {}).get(str(self._rank), "").partition("=")
         for number, name in enumerate(self._shapes if fills else ()):
-            generator = torch.Generator().manual_seed(1000 * seed + 10 * number + self._rank)
+            of = self._rank if name == "rows" else self._rank // self._tp * self._tp
+            generator = torch.Generator().manual_seed(1000 * seed + 10 * number + of)
             held = self._grads.input(name).torch()
             values = torch.randn(held.shape, generator=generator, dtype=torch.float64)
+            if name == other:
+                values.view(-1)[0] = float(to or 77)
             held.copy_((values.mul(2).round() if whole else values).to(held.dtype))
         if frees:
             driver().free(0, driver().export(0, held.data_ptr()).base)
         for name in self._shapes:
-            self._grads.ready(name)
+            (self._grads.mark_unused if name in (unused or ()) else self._grads.ready)(name)
         report = self._grads.finish(timeout=timeout)
         if frees or not fills:
             return {"norm": report.norm, "clipped": report.clipped}
         outputs = [self._grads.output(name).torch().contiguous().cpu() for name in self._shapes]
         parts = [output.view(torch.uint8).numpy().tobytes() for output in outputs]
-        return {"norm": report.norm, "bits": hashlib.sha256(b"".join(parts)).hexdigest(), "clipped": report.clipped}
+        found = {
+            "nonfinite": [[one.tensor, one.count, [each.rank for each in one.inputs]] for one in report.nonfinite],
+            "divergence": [[one.tensor, one.ranks] for one in report.divergence],
+            "absent": list(report.absent),
+        }
+        bits = hashlib.sha256(b"".join(parts)).hexdigest()
+        return {"norm": report.norm, "bits": bits, "clipped": report.clipped, **{k: v for k, v in found.items() if v}}
 
     def train(self, device: str, steps: int) -> dict[str, Any]:
         """The gradients of a module. They are small whole numbers before they are summed: each device has the same."""

@@ -100,7 +100,7 @@ COLLECTIVE = (
         "collective-two-for-one-sum",
         "A block is in the collectives of two places.",
         "plan/transfer/bucket_collectives.cpp",
-        "    if (found == open.end() || made[found->second].blocks[place] != kNoBlock) {",
-        "    if (found == open.end()) {",
+        "    if (fresh || made_[last->second].blocks[place] != kNoBlock) {",
+        "    if (fresh) {",
     ),
 )

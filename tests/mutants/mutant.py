@@ -29,6 +29,7 @@ Layer = Literal[
     "nccl",
     "collective",
     "communicators",
+    "sites",
 ]
 
 

@@ -35,6 +35,7 @@ from plan import PLAN
 from policy import POLICY
 from recorder import RECORDER
 from restart import RESTART
+from sites import SITES
 from switch import VARIABLE, is_switched, switched
 from sync import SYNC
 from transfer import TRANSFER
@@ -71,6 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *NCCL,
     *COLLECTIVE,
     *COMMUNICATORS,
+    *SITES,
 )
 
 
@@ -221,6 +223,12 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("plan_test", unit("plan_test", "--gtest_filter=BucketCollectives*")),
     ),
     "communicators": (SIMULATION,),
+    "sites": (
+        Check(
+            "engine_tests",
+            unit("engine_tests", "--gtest_filter=*Site*:Planner*:Communicators*:Roster*:CoordinatorC*"),
+        ),
+    ),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
     "links": (
         Check("app_test", unit("app_test", "--gtest_filter=DataLinks*")),

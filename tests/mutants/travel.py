@@ -41,13 +41,6 @@ TRAVEL = (
         "    if (report.wire_lost && report.tag + 1 == 0) {",
     ),
     engine(
-        "two-gpus-of-a-node",
-        "Gradients on two GPUs of a node are planned over nodes, where each lane would sum a part of its ranks.",
-        "plan/plan_collectives.cpp",
-        "  if (request.node_of_rank.empty() || ",
-        "  if (!request.node_of_rank.empty() || ",
-    ),
-    engine(
         "a-bucket-of-others-begins-a-step",
         "A node begins an attempt by itself with a bucket of which it has nothing.",
         "step/step_machine.cpp",

@@ -46,7 +46,7 @@ engine::PlanOutcome SharedPlans::plan(const engine::PlanRequest& request) {
   }
   auto prepared = std::make_unique<engine::PreparedPlan>(made_->prepared);
   prepared->layout = engine::stats_plan_of_node(made_->whole, *prepared->comparison, request.node);
-  prepared->node = request.node;
+  prepared->shares.front().site = request.node;
   return {request.ticket, std::move(prepared)};
 }
 

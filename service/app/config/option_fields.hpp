@@ -193,6 +193,16 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
   );
   visit(
       "gpu",
+      "peer_access",
+      gpu.peer_access,
+      FieldRule{
+          .doc =
+              "Whether the GPUs of this node reach each other's memory. Where they do not, NCCL adds up gradients of "
+              "a job that lie on several of them, as between nodes.",
+          .choices = {"on", "off"}}
+  );
+  visit(
+      "gpu",
       "map_ms",
       gpu.map_ms,
       FieldRule{

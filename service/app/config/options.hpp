@@ -54,8 +54,9 @@ struct EngineSection {
 };
 
 struct GpuSection {
-  std::string kernels;  ///< empty: beside this program; "off": no GPU is used
-  std::string devices;  ///< UUIDs, with commas between; empty: those that the driver lists
+  std::string kernels;             ///< empty: beside this program; "off": no GPU is used
+  std::string devices;             ///< UUIDs, with commas between; empty: those that the driver lists
+  std::string peer_access = "on";  ///< whether GPUs reach each other's memory; "off": NCCL adds up what is on several
   std::int64_t map_ms = 20'000;
   std::int64_t plan_ms = 120'000;
   std::int64_t abort_ms = 30'000;

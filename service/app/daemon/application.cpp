@@ -97,6 +97,7 @@ PeerBridge::Options peer_options(const Options& options, const DaemonState& stat
   peer.incarnation = state.incarnation;
   peer.wait_for_job = Milliseconds{options.deadlines.declare_ms};
   peer.first_epoch = random_epoch();
+  peer.apart = options.gpu.peer_access == "off";
   return peer;
 }
 
@@ -225,7 +226,8 @@ struct Application::Parts {
   }
 
   engine::EngineOptions with_peers(engine::EngineOptions chosen) {
-    if (!options.peer.listen.empty()) {
+    chosen.other_nodes = !options.peer.listen.empty();
+    if (chosen.other_nodes || options.gpu.peer_access == "off") {
       chosen.make_peers = [this](engine::JobNumber job, const engine::AttachRequest& first) {
         return peers.make_port(job, first);
       };

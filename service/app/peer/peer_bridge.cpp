@@ -40,7 +40,7 @@ void PeerBridge::connect(net::PeerLinks& links, engine::Engine& engine, EngineCl
 }
 
 std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, const engine::AttachRequest& first) {
-  if (first.ranks_here() == first.world_size) {
+  if (first.ranks_here() == first.world_size && (!options_.apart || first.world_size == 1)) {
     return nullptr;
   }
   replace_earlier({first.uid, first.job});

@@ -33,6 +33,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private D
     std::string incarnation;  ///< 16 hex digits
     Milliseconds wait_for_job{300'000};
     std::uint64_t first_epoch = 1;
+    bool apart = false;  ///< GPUs of this node do not reach each other's memory: it is several sites by itself
   };
 
   PeerBridge(boost::asio::io_context& io, Options options);
@@ -43,7 +44,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private D
   /// These exist only after the bridge.
   void connect(net::PeerLinks& links, engine::Engine& engine, EngineClock& clock);
 
-  /// For `EngineOptions::make_peers`. Null where all ranks of the job are on this node.
+  /// For `EngineOptions::make_peers`. Null where all ranks of the job are on this node, and it is one site.
   [[nodiscard]] std::unique_ptr<engine::Peers> make_port(engine::JobNumber job, const engine::AttachRequest& first);
 
   /// After every turn of the engine: sends what the turn left to be sent.

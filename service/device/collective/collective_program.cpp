@@ -86,8 +86,10 @@ class BucketProgram {
     for (const std::uint32_t block : one.blocks) {
       made.blocks.push_back(block == plan::kNoBlock ? block : here(block));
     }
-    const std::uint64_t place = one.elements * plan::size_of(transfer_.sum);
-    made.staging_bytes = plan::align_up(place * one.blocks.size()) + (scatters ? plan::align_up(place) : 0);
+    made.begins = one.begins;
+    made.begins.push_back(one.staged());
+    const std::uint64_t width = plan::size_of(transfer_.sum);
+    made.staging_bytes = plan::align_up(one.staged() * width) + (scatters ? plan::align_up(one.elements * width) : 0);
     return made;
   }
 

@@ -16,7 +16,8 @@ namespace gradsync::device {
 struct NodeCollective {
   PlannedCollective planned;
   std::vector<std::uint32_t> blocks;  ///< by place: index into NodeBucket::blocks; plan::kNoBlock: nothing is there
-  std::uint32_t own = 0;              ///< the place whose sum this node gets
+  std::vector<std::uint64_t> begins;  ///< by place, and the end of the last one, in elements
+  std::uint32_t own = 0;              ///< where it is scattered: the place whose sum this node gets
   std::uint64_t staging_bytes = 0;    ///< places, and behind them the sum where it is scattered
 };
 

@@ -168,12 +168,9 @@ std::size_t CollectiveRun::plan_results() {
   std::size_t results = 0;
   for (; results < flights_.size() && flights_[results].state == Flight::State::Done; ++results) {
     const Flight& flight = flights_[results];
-    const std::uint32_t block = flight.collective->blocks[flight.collective->own];
-    if (block != plan::kNoBlock) {
-      note_flags(flight);
-      work_->add(
-          BlockTask::Kind::Join, flight.collective->planned.bucket, bucket_of(flight).blocks[block], flight.result
-      );
+    for (const Sum& sum : flight.sums) {
+      note_flags(flight, sum);
+      work_->add(BlockTask::Kind::Join, flight.collective->planned.bucket, *sum.block, sum.staged);
     }
   }
   return results;
@@ -202,14 +199,13 @@ bool CollectiveRun::begin_flight(Reduction& reduction) {
   flight.collective = &collective;
   flight.number = ++operations_;
   const std::size_t width = plan::size_of(transfer_of(flight).sum);
-  const std::size_t place = collective.planned.elements * width;
   const std::size_t places = collective.blocks.size();
   for (std::size_t at = 0; at < places; ++at) {
-    flight.places.push_back({memory + at * place, {}, nullptr});
+    flight.places.push_back({memory + collective.begins[at] * width, {}, nullptr});
   }
   const bool scatters = collective.planned.kind == CollectiveKind::ReduceScatter;
-  std::byte* const result = scatters ? memory + plan::align_up(place * places) : memory;
-  flight.result = {result, {result}, nullptr};
+  flight.result = scatters ? memory + plan::align_up(collective.begins.back() * width) : memory;
+  flight.sums = sums_of(flight);
   for (std::size_t at = 0; at < places; ++at) {
     if (const std::uint32_t block = collective.blocks[at]; block != plan::kNoBlock) {
       work_->add(BlockTask::Kind::Sum, collective.planned.bucket, bucket_of(flight).blocks[block], flight.places[at]);
@@ -219,9 +215,27 @@ bool CollectiveRun::begin_flight(Reduction& reduction) {
   return true;
 }
 
+std::vector<CollectiveRun::Sum> CollectiveRun::sums_of(const Flight& flight) const {
+  const NodeCollective& collective = *flight.collective;
+  std::vector<Sum> sums;
+  const auto add = [&](std::uint32_t block, std::byte* at) {
+    if (block != plan::kNoBlock) {
+      sums.push_back({&bucket_of(flight).blocks[block], {at, {at}, nullptr}});
+    }
+  };
+  if (collective.planned.kind == CollectiveKind::ReduceScatter) {
+    add(collective.blocks[collective.own], flight.result);
+    return sums;
+  }
+  for (std::size_t at = 0; at < collective.blocks.size(); ++at) {
+    add(collective.blocks[at], flight.places[at].own);
+  }
+  return sums;
+}
+
 void CollectiveRun::launch(Flight& flight) {
   flight.state = Flight::State::Launched;
-  collectives_.launch(id_, flight.collective->planned, flight.places.front().own, flight.result.own, flight.number);
+  collectives_.launch(id_, flight.collective->planned, flight.places.front().own, flight.result, flight.number);
 }
 
 void CollectiveRun::finish_reductions() {

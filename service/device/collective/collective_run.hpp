@@ -71,6 +71,12 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
   };
 
   /// A collective that has staging memory.
+  /// The sum of a block, which is there when its collective is done.
+  struct Sum {
+    const NodeBlock* block = nullptr;
+    StagedBlock staged;
+  };
+
   struct Flight {
     enum class State : std::uint8_t { Sums, Launched, Done };
 
@@ -78,7 +84,8 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
     const NodeCollective* collective = nullptr;
     std::uint64_t number = 0;  ///< of the operation
     std::vector<StagedBlock> places = {};
-    StagedBlock result = {};
+    std::vector<Sum> sums = {};  ///< that this node gets
+    std::byte* result = nullptr;
     State state = State::Sums;
   };
 
@@ -96,8 +103,9 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
   void plan_sums();
   [[nodiscard]] bool begin_flight(Reduction& reduction);
   void launch(Flight& flight);
+  [[nodiscard]] std::vector<Sum> sums_of(const Flight& flight) const;
   void write_flags(const Flight& flight);
-  void note_flags(const Flight& flight);
+  void note_flags(const Flight& flight, const Sum& sum);
   void finish_reductions();
   void finish(Reduction& reduction);
   void fail_all(const End& end);

@@ -55,7 +55,7 @@ const plan::BucketTransfer& CollectiveRun::transfer_of(const Flight& flight) con
 /// Behind the elements of each block; what no block fills is zero.
 void CollectiveRun::write_flags(const Flight& flight) {
   const plan::BucketTransfer& transfer = transfer_of(flight);
-  const std::uint64_t in_place = flight.collective->planned.elements;
+  const std::vector<std::uint64_t>& begins = flight.collective->begins;
   const std::size_t width = plan::size_of(transfer.sum);
   std::vector<std::byte> numbers;
   for (std::size_t at = 0; at < flight.places.size(); ++at) {
@@ -63,7 +63,7 @@ void CollectiveRun::write_flags(const Flight& flight) {
     const plan::TransferBlock* const block =
         number == plan::kNoBlock ? nullptr : &transfer.blocks[bucket_of(flight).blocks[number].block];
     const std::uint64_t elements = block == nullptr ? 0 : block->elements;
-    numbers.assign((in_place - elements) * width, std::byte{0});
+    numbers.assign((begins[at + 1] - begins[at] - elements) * width, std::byte{0});
     std::byte* const to = numbers.data();
     std::uint64_t next = 0;
     if (block != nullptr) {
@@ -78,14 +78,14 @@ void CollectiveRun::write_flags(const Flight& flight) {
 }
 
 /// What is not written here is not known here.
-void CollectiveRun::note_flags(const Flight& flight) {
+void CollectiveRun::note_flags(const Flight& flight, const Sum& sum) {
   const plan::BucketTransfer& transfer = transfer_of(flight);
-  const NodeBlock& at = bucket_of(flight).blocks[flight.collective->blocks[flight.collective->own]];
+  const NodeBlock& at = *sum.block;
   if (at.outputs.begin == at.outputs.end) {
     return;
   }
   const plan::TransferBlock& block = transfer.blocks[at.block];
-  const StagedNumbers numbers(*work_, transfer.sum, flight.result.own, block.elements, block.pieces);
+  const StagedNumbers numbers(*work_, transfer.sum, sum.staged.own, block.elements, block.pieces);
   for (std::uint32_t piece = 0; piece < block.pieces; ++piece) {
     const plan::TransferPiece& of = transfer.pieces[block.first_piece + piece];
     const std::uint32_t part = plan_.layout().tensors[of.tensor].first_part + of.part;

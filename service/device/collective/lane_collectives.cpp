@@ -34,6 +34,9 @@ Communicators& LaneCollectives::usable() {
     throw DeviceError(*lost_, DeviceError::Kind::DeviceLost);
   }
   if (communicators_ == nullptr) {
+    if (options_.library.empty()) {
+      throw DeviceError("this lane has no NCCL", "start its worker with --nccl");
+    }
     if (library_ == nullptr) {
       library_ = device_->open(options_.library);
     }
@@ -46,6 +49,11 @@ Communicators& LaneCollectives::usable() {
 LoadedCommunicators LaneCollectives::load(
     PlanId plan, const LaneCommunicators& of_plan, std::vector<PlannedCollective> step, CollectiveUser& user
 ) {
+  if (of_plan.needed.empty()) {  // nothing of it travels: no library is needed
+    idle_.insert(plan);
+    users_[plan] = &user;
+    return {};
+  }
   Communicators& all = usable();
   busy_ = true;
   if (of_plan.fresh) {
@@ -61,11 +69,19 @@ LoadedCommunicators LaneCollectives::load(
 }
 
 void LaneCollectives::connect(PlanId plan, const std::vector<CommunicatorId>& ids) {
+  if (idle_.contains(plan) && ids.empty()) {
+    to_tell_.emplace_back(Communicators::Connected{plan});
+    return;
+  }
   usable().connect(plan, ids, device_->now());
   busy_ = true;
 }
 
-void LaneCollectives::begin_step(PlanId plan) { usable().begin_step(plan); }
+void LaneCollectives::begin_step(PlanId plan) {
+  if (!idle_.contains(plan)) {
+    usable().begin_step(plan);
+  }
+}
 
 void LaneCollectives::launch(
     PlanId plan, const PlannedCollective& planned, const std::byte* from, std::byte* to, std::uint64_t number
@@ -75,12 +91,17 @@ void LaneCollectives::launch(
 }
 
 void LaneCollectives::abort(PlanId plan) {
+  if (idle_.contains(plan)) {
+    to_tell_.emplace_back(Communicators::Aborted{plan});
+    return;
+  }
   usable().abort(plan, device_->now());
   busy_ = true;
 }
 
 void LaneCollectives::unload(PlanId plan) noexcept {
-  if (users_.erase(plan) != 0 && communicators_ != nullptr && !lost_) {
+  const bool idle = idle_.erase(plan) != 0;
+  if (users_.erase(plan) != 0 && !idle && communicators_ != nullptr && !lost_) {
     communicators_->unload(plan, device_->now());
     busy_ = true;
   }
@@ -116,6 +137,9 @@ void LaneCollectives::tell(const Communicators::Event& event, std::vector<PlanId
 }
 
 std::optional<TimePoint> LaneCollectives::next_poll() const {
+  if (!to_tell_.empty()) {
+    return TimePoint();
+  }
   if (communicators_ == nullptr || lost_) {
     return std::nullopt;
   }
@@ -123,6 +147,12 @@ std::optional<TimePoint> LaneCollectives::next_poll() const {
 }
 
 void LaneCollectives::poll(std::vector<PlanId>& told) {
+  for (const Communicators::Event& event : std::exchange(to_tell_, {})) {
+    tell(event, told);
+  }
+  if (communicators_ == nullptr || lost_) {
+    return;
+  }
   polled_ = device_->now();
   try {
     busy_ = communicators_->advance(polled_);

@@ -12,13 +12,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace gradsync::device {
 
 struct NcclOptions {
-  std::string library;  ///< its path, or a name that the loader finds
+  std::string library;  ///< its path, or a name that the loader finds; empty: plans that need one are refused
   CommunicatorSettings settings;
 };
 
@@ -72,6 +73,8 @@ class LaneCollectives {
   std::unique_ptr<NcclLibrary> library_;
   std::unique_ptr<Communicators> communicators_;
   std::map<PlanId, CollectiveUser*> users_;
+  std::set<PlanId> idle_;                      ///< those without communicators
+  std::vector<Communicators::Event> to_tell_;  ///< of these, with the next `poll`
   std::optional<std::string> lost_;
   bool busy_ = false;
   TimePoint polled_{};

@@ -140,7 +140,9 @@ std::string hint_for_cuda_error(int error) {
       return "the GPU's hardware is at fault: look at nvidia-smi -q and at Xid in dmesg, drain the node, reset the GPU";
     case 217:
     case 711:
-      return "the memory lies on another GPU than the worker's, without peer access";
+      return "the memory lies on another GPU than the worker's, without peer access: [gpu] peer_access=off has NCCL "
+             "add "
+             "it up";
     case 400:
       return "the owner ended or freed the memory: register it again, with a higher generation";
     case 702:

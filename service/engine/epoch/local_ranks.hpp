@@ -19,16 +19,17 @@ namespace gradsync::engine {
 class LocalRanks {
  public:
   /// All ranks of the job are here.
-  [[nodiscard]] static LocalRanks all(std::int64_t world_size) { return {world_size, 0, world_size, {}}; }
+  [[nodiscard]] static LocalRanks all(std::int64_t world_size) { return {world_size, 0, world_size, {}, true}; }
 
-  /// `ranks`: ascending, without repetitions, at least one.
-  [[nodiscard]] static LocalRanks of(std::int64_t world_size, std::vector<std::int64_t> ranks) {
+  /// `ranks`: ascending, without repetitions, at least one. `of_sites`: also where all ranks are here a coordinator
+  /// decides, because this node is several sites by itself (docs/adr/0045).
+  [[nodiscard]] static LocalRanks of(std::int64_t world_size, std::vector<std::int64_t> ranks, bool of_sites = false) {
     const auto count = static_cast<std::int64_t>(ranks.size());
     const std::int64_t first = ranks.front();
     if (ranks.back() - first + 1 == count) {
       ranks.clear();
     }
-    return {world_size, first, count, std::move(ranks)};
+    return {world_size, first, count, std::move(ranks), count == world_size && !of_sites};
   }
 
   [[nodiscard]] friend bool operator==(const LocalRanks&, const LocalRanks&) = default;
@@ -37,7 +38,8 @@ class LocalRanks {
 
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(count_); }
 
-  [[nodiscard]] bool alone() const { return count_ == world_size_; }
+  /// No coordinator is asked.
+  [[nodiscard]] bool alone() const { return alone_; }
 
   [[nodiscard]] std::int64_t rank_of(std::size_t seat) const {
     return scattered_.empty() ? first_ + static_cast<std::int64_t>(seat) : scattered_[seat];
@@ -61,12 +63,15 @@ class LocalRanks {
   }
 
  private:
-  LocalRanks(std::int64_t world_size, std::int64_t first, std::int64_t count, std::vector<std::int64_t> scattered)
+  LocalRanks(
+      std::int64_t world_size, std::int64_t first, std::int64_t count, std::vector<std::int64_t> scattered, bool alone
+  )
       : world_size_(world_size),
         first_(first),
         count_(count),
         following_(scattered.empty() ? static_cast<std::size_t>(count) : 0),
-        scattered_(std::move(scattered)) {}
+        scattered_(std::move(scattered)),
+        alone_(alone) {}
 
   [[nodiscard, gnu::noinline]] std::size_t found_seat(std::int64_t rank) const {
     const std::optional<std::size_t> seat = seat_of(rank);
@@ -79,6 +84,7 @@ class LocalRanks {
   std::int64_t count_;
   std::size_t following_;                ///< how many follow each other from `first_` on: all or none
   std::vector<std::int64_t> scattered_;  ///< empty: they follow each other
+  bool alone_;
 };
 
 }  // namespace gradsync::engine

@@ -56,7 +56,7 @@ struct Attempt {
   std::vector<plan::ClipOutcome> outcomes;  ///< those of the clip.apply in flight
   std::string import_state;                 ///< that ranks wait to import, the last one given
   std::optional<PreparedAttempt> prepared;  ///< while its verdict is not known
-  std::unique_ptr<device::Finished> raw;    ///< what the lane measured here, where the other nodes are asked
+  std::vector<device::Finished> raw;        ///< by lane: what was measured here, where the other nodes are asked
   std::int64_t step = 0;                    ///< the trainers' label
   double reduce_s = 0;
   std::optional<TimePoint> first_ask;

@@ -64,22 +64,29 @@ struct EpochPlan {
   device::PlanId id = 0;
   std::shared_ptr<const plan::Plan> plan;
   std::vector<LaneShare> shares;
-  std::optional<JoinPlan> join;  ///< where there are several
+  std::optional<JoinPlan> join;  ///< where there are several that cut the plan's buckets
   std::size_t loading = 0;       ///< lanes that have not loaded it yet
+  std::size_t connecting = 0;    ///< lanes whose communicators are not built yet
   std::vector<std::uint64_t> buffers;
   ReportConstants constants;
   std::shared_ptr<StepRecord> record;                 ///< none where there is no encoder
   std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
-  NodeNumber node = 0;                                ///< this one
   Communicators communicators = {};                   ///< none on a node that is alone
+  std::vector<std::vector<std::string>> needed = {};  ///< by share: the names of its communicators; none: sockets
   std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
-  std::optional<device::LoadedCommunicators> offered = {};  ///< by the lane, where sums travel by communicators
+  std::optional<device::LoadedCommunicators> offered = {};  ///< by the lanes, where sums travel by communicators
   device::HashSums sums = device::HashSums::In;  ///< whether copies on other nodes agreed in each bit until now
   std::optional<AttemptRefused> refused = {};    ///< the last attempt that other nodes have failed
 
   /// Gradients are summed with other nodes.
   [[nodiscard]] bool travels() const { return offered || !linked.empty(); }
+
+  /// Which of its shares the lane has; it has one.
+  [[nodiscard]] std::size_t share_of(device::LaneId lane) const;
 };
+
+/// By share: the names of the communicators that its lane needs.
+[[nodiscard]] std::vector<std::vector<std::string>> needed_communicators(const PreparedPlan& prepared);
 
 class Job {
  public:
@@ -249,6 +256,8 @@ class Job {
   void tell_ready();
   /// What the ranks here have declared, for the other nodes.
   void say_declared(LocalsChanged& changed) const;
+  /// On which device of this node the gradients of each rank lie.
+  void say_devices(NodeDeclared& declared) const;
   /// Plan from what the ranks of all nodes have declared.
   void ask_for_node(PlanRequest& request) const;
   void perform(const MakePlan& action);
@@ -283,6 +292,7 @@ class Job {
   void perform(PoliciesWanted& event);
   void perform(PoliciesGiven& event);
   void perform(ConnectEpoch& event);
+  void connect(const std::vector<device::CommunicatorId>& communicators);
   void perform(LinksReady& event);
   void perform(LinksFailed& event);
   [[nodiscard]] Error wire_error(const device::Failed& report) const;
@@ -309,6 +319,7 @@ class Job {
   /// The same for actions that give the lane nothing to do.
   void perform(Actions& actions);
   void perform(LaunchReduce& action);
+  void leave_own(device::LaneId lane, std::vector<device::UnusedTensor>& unused) const;
   void perform(LaunchFinish& action);
   template <typename Terms>
   void take_terms(const Terms& terms);

@@ -43,9 +43,20 @@ void Job::perform(LaunchReduce& action) {
   command.tag = machine_->attempt();
   command.bucket = action.bucket;
   command.unused = std::move(action.unused);
+  leave_own(action.lane, command.unused);
   command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(epochs_.steps());
   command.defer = action.defer;
   context_.lanes[action.lane].submit(std::move(command));
+}
+
+/// A lane that is a site of its own knows of its ranks alone.
+void Job::leave_own(device::LaneId lane, std::vector<device::UnusedTensor>& unused) const {
+  if (active_->comparison && active_->shares.size() > 1) {
+    const SiteNumber site = active_->shares[active_->share_of(lane)].site;
+    std::erase_if(unused, [&](const device::UnusedTensor& one) {
+      return active_->comparison->node_of_rank[static_cast<std::size_t>(one.rank)] != site;
+    });
+  }
 }
 
 /// By which the outcomes of this attempt are made; they were checked when the call arrived.
@@ -126,10 +137,10 @@ void Job::perform(AskPeers& action) {
   ask.word = word();
   ask.terms = std::move(action.terms);
   ask.policy_digest = policies_.digest();
-  if (attempt_.raw && ask.terms.kind != Ask::Kind::Clip) {
-    ask.cells = attempt_.raw->raw->cells;
-    ask.findings = findings_of(attempt_.raw->math);
-    ask.row_hashes = attempt_.raw->raw->class_hashes;
+  if (ask.terms.kind == Ask::Kind::Finish || ask.terms.kind == Ask::Kind::NormOnly) {
+    for (const device::Finished& site : attempt_.raw) {
+      ask.sites.push_back({site.raw->cells, findings_of(site.math), site.raw->class_hashes});
+    }
   }
   perform(peers_->tell(LocalsAsked{std::move(ask)}));
 }

@@ -1,5 +1,6 @@
 // Performs what the epoch machine decides.
 
+#include "base/assert.hpp"
 #include "base/text/text.hpp"
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
@@ -8,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -23,7 +25,27 @@ device::LaneCommand load_command(device::PlanId id, device::StatsPlan layout) {
   return device::LoadStats{id, std::move(layout)};
 }
 
+/// The layout for another lane than the first, which may be a site of its own.
+device::LanePlan of_share(PreparedPlan& prepared, const device::LanePlan& first, std::size_t share) {
+  device::LanePlan layout = first;
+  if (!prepared.other_sites.empty()) {
+    layout.nodes = std::move(prepared.other_sites[share - 1]);
+  }
+  return layout;
+}
+
+/// Tables lie on one lane.
+device::StatsPlan of_share(PreparedPlan& /*prepared*/, const device::StatsPlan& first, std::size_t /*share*/) {
+  return first;
+}
+
 }  // namespace
+
+std::size_t EpochPlan::share_of(device::LaneId lane) const {
+  const auto found = std::ranges::find(shares, lane, &LaneShare::lane);
+  GRADSYNC_ASSERT(found != shares.end(), "a lane reports on plans that it was given");
+  return static_cast<std::size_t>(found - shares.begin());
+}
 
 void Job::perform(const EpochActions& actions) {
   for (const EpochAction& action : actions) {
@@ -204,26 +226,34 @@ void Job::perform(const LoadPlan&) {
   loading.constants = std::move(prepared_->constants);
   loading.record = std::move(*record);
   loading.comparison = std::move(prepared_->comparison);
-  loading.node = prepared_->node;
   loading.communicators = std::move(prepared_->communicators);
   loading.linked = std::move(prepared_->linked);
-  std::vector<std::uint64_t> rank_buffers(static_cast<std::size_t>(world_size()), 0);
+  loading.needed = needed_communicators(*prepared_);
+  const auto is_on = [&](std::int64_t rank, const LaneShare& share) {
+    return !loading.comparison || loading.comparison->node_of_rank[static_cast<std::size_t>(rank)] == share.site;
+  };
   for (const auto& [number, rank] : ranks_) {
     context_.buffers.use(rank.buffer);
-    for (const LaneShare& share : loading.shares) {
-      context_.buffers.map_on(rank.buffer, share.lane);
-    }
     loading.buffers.push_back(rank.buffer);
-    rank_buffers[static_cast<std::size_t>(number)] = rank.buffer;
+    for (const LaneShare& share : loading.shares) {
+      if (is_on(number, share)) {
+        context_.buffers.map_on(rank.buffer, share.lane);
+      }
+    }
   }
+  const auto load_on = [&](const LaneShare& share, auto layout) {
+    layout.rank_buffers.assign(static_cast<std::size_t>(world_size()), 0);
+    for (const auto& [number, rank] : ranks_) {
+      layout.rank_buffers[static_cast<std::size_t>(number)] = is_on(number, share) ? rank.buffer : 0;
+    }
+    context_.lanes[share.lane].submit(load_command(loading.id, std::move(layout)));
+  };
   std::visit(
-      [this, &loading, &rank_buffers](auto& layout) {
-        layout.rank_buffers = std::move(rank_buffers);
+      [&](auto& layout) {
         for (std::size_t other = 1; other < loading.shares.size(); ++other) {
-          auto copy = layout;
-          context_.lanes[loading.shares[other].lane].submit(load_command(loading.id, std::move(copy)));
+          load_on(loading.shares[other], of_share(*prepared_, layout, other));
         }
-        context_.lanes[loading.shares.front().lane].submit(load_command(loading.id, std::move(layout)));
+        load_on(loading.shares.front(), std::move(layout));
       },
       prepared_->layout
   );
@@ -233,10 +263,10 @@ void Job::perform(const LoadPlan&) {
 /// they are in the way of those of the next plan, which another node would then wait for in turn.
 void Job::perform(const UnloadPlan&) {
   if (active_) {
-    if (fresh_communicators_ && active_->offered) {
-      context_.lanes[active_->shares.front().lane].submit(device::Abort{active_->id, 0});
-    }
     for (const LaneShare& share : active_->shares) {
+      if (fresh_communicators_ && active_->offered) {
+        context_.lanes[share.lane].submit(device::Abort{active_->id, 0});
+      }
       context_.lanes[share.lane].submit(device::UnloadPlan{active_->id});
     }
     for (const std::uint64_t buffer : active_->buffers) {
@@ -251,8 +281,10 @@ void Job::on_loaded(device::Loaded& report) {
   if (!owns_plan(report.plan)) {
     return;
   }
-  if (report.communicators) {
-    active_->offered = std::move(report.communicators);
+  if (report.communicators && !report.communicators->offers.empty()) {
+    device::LoadedCommunicators& all = active_->offered ? *active_->offered : active_->offered.emplace();
+    all.version = report.communicators->version;  // one library serves all lanes
+    std::ranges::move(report.communicators->offers, std::back_inserter(all.offers));
   }
   if (--active_->loading == 0) {
     perform(epochs_.on_lane_loaded());
@@ -260,7 +292,7 @@ void Job::on_loaded(device::Loaded& report) {
 }
 
 void Job::on_connected(device::PlanId plan) {
-  if (owns_plan(plan) && epochs_.loads()) {
+  if (owns_plan(plan) && epochs_.loads() && --active_->connecting == 0) {
     perform(peers_->tell(LocalsConnected{epochs_.epoch()}));
   }
 }
@@ -287,7 +319,7 @@ LocalRanks Job::attached_ranks() const {
   for (const auto& [number, rank] : ranks_) {
     ranks.push_back(number);
   }
-  return LocalRanks::of(world_size(), std::move(ranks));
+  return LocalRanks::of(world_size(), std::move(ranks), !peers_->alone());
 }
 
 /// A process may have taken the seat of another rank. Survivors whose calls wait already keep them.

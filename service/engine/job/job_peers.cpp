@@ -56,12 +56,26 @@ void Job::say_declared(LocalsChanged& changed) const {
       spans.emplace_back(number, 1);
     }
   }
+  say_devices(declared);
+}
+
+/// Lanes are numbered as they come; where there is one, nothing has to be said.
+void Job::say_devices(NodeDeclared& declared) const {
+  std::map<device::LaneId, std::uint32_t> known;
+  for (const auto& [number, rank] : ranks_) {
+    const device::LaneId lane = context_.buffers.lane_of(rank.buffer);
+    declared.devices.push_back(known.try_emplace(lane, static_cast<std::uint32_t>(known.size())).first->second);
+  }
+  if (known.size() < 2) {
+    declared.devices.clear();
+  }
 }
 
 void Job::ask_for_node(PlanRequest& request) const {
   request.by_rank = gathered_.by_rank;
   request.weights = gathered_.weights;
   request.node_of_rank = gathered_.node_of_rank;
+  request.site_of_rank = gathered_.site_of_rank;
   request.lane_of_rank.clear();
   for (const auto& [number, rank] : ranks_) {
     const auto at = static_cast<std::size_t>(number);
@@ -93,6 +107,7 @@ void Job::perform(PoliciesGiven& event) {
 /// Connections of an epoch that is over are closed with the event.
 void Job::perform(LinksReady& event) {
   if (epochs_.loads() && active_ && event.epoch == epochs_.epoch()) {
+    active_->connecting = 1;
     context_.lanes[active_->shares.front().lane].submit(device::ConnectNodes{active_->id, std::move(event.connections)}
     );
   }
@@ -104,14 +119,13 @@ Error Job::wire_error(const device::Failed& report) const {
   const std::string name = known ? gathered_.node_names[*report.node] : std::string();
   Error error = make_error(
       ErrorCode::NodeLost,
-      known && active_ && active_->node < gathered_.node_names.size()
-          ? fmt::format(
-                "the connection of node '{}' to node '{}' that gradients travel over was lost: {}",
-                gathered_.node_names[active_->node],
-                name,
-                report.message
-            )
-          : fmt::format("a connection that gradients travel over was lost: {}", report.message),
+      known ? fmt::format(
+                  "the connection of node '{}' to node '{}' that gradients travel over was lost: {}",
+                  peers_->node(),
+                  name,
+                  report.message
+              )
+            : fmt::format("a connection that gradients travel over was lost: {}", report.message),
       "the epoch forms again, with new connections, when the node is back"
   );
   error.node = name;
@@ -173,7 +187,9 @@ void Job::perform(SumsKnown& event) {
     std::vector<plan::ClipRule> rules;
     policies_.rules(attempt_.terms, rules);
     math = decide(active_->plan->options.norm_type, *decision.cells, decision.findings, rules, attempt_.terms.scale);
-    math.norm_s = attempt_.raw ? attempt_.raw->math.norm_s : 0;
+    for (const device::Finished& raw : attempt_.raw) {
+      math.norm_s = std::max(math.norm_s, raw.math.norm_s);
+    }
   }
   active_->sums = decision.sums_differ ? device::HashSums::Out : active_->sums;
   run(machine_->on_agreed(std::move(math)));
@@ -182,7 +198,11 @@ void Job::perform(SumsKnown& event) {
 void Job::perform(WantRows& event) {
   const bool compares = active_ && active_->comparison && !active_->comparison->classes.empty();
   if (machine_ && compares && event.compare.word == word()) {
-    run(machine_->on_rows_wanted(rows_wanted_of(*active_->comparison, active_->node, std::move(event.compare))));
+    std::vector<device::ReadRows> by_lane;
+    for (const LaneShare& share : active_->shares) {
+      by_lane.push_back(rows_wanted_of(*active_->comparison, share.site, event.compare));
+    }
+    run(machine_->on_rows_wanted(std::move(by_lane)));
   }
 }
 

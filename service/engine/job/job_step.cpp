@@ -186,13 +186,17 @@ void Job::clip(std::int64_t rank, const ClipRequest& request, Reply<RankReport> 
 void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
   if (active_ && active_->id == report.plan && machine_) {
     attempt_.reduce_s += report.busy_s;
-    context_.metrics.buckets_reduced.Increment();
     context_.metrics.reduce_seconds.Increment(report.busy_s);
-    context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
+    const std::size_t share = active_->share_of(lane);
+    if (peers_->alone() || share == 0) {  // where each lane has every bucket, the first one counts them
+      context_.metrics.buckets_reduced.Increment();
+      context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
+    }
     if (!peers_->alone()) {
-      context_.metrics.wire_bytes.Increment(static_cast<double>(active_->communicators.bytes_of(report.bucket)));
-      context_.metrics.collectives.Increment(static_cast<double>(active_->communicators.collectives_of(report.bucket)));
-      active_->communicators.on_reduced(report.bucket, context_.now);
+      Communicators& used = active_->communicators;
+      context_.metrics.wire_bytes.Increment(static_cast<double>(used.bytes_of(share, report.bucket)));
+      context_.metrics.collectives.Increment(static_cast<double>(used.collectives_of(share, report.bucket)));
+      used.on_reduced(share, report.bucket, context_.now);
     }
     if (report.tag == machine_->attempt()) {
       recorder_.on_reduced(word(), report, context_.now);
@@ -208,7 +212,8 @@ void Job::on_finished(device::LaneId lane, device::Finished report) {
       recorder_.on_measured(word(), context_.now);
     }
     if (report.raw && tag == machine_->attempt()) {
-      attempt_.raw = std::make_unique<device::Finished>(std::move(report));
+      attempt_.raw.resize(active_->shares.size());
+      attempt_.raw[active_->share_of(lane)] = std::move(report);
     }
     run(machine_->on_finished(lane, tag, std::move(report.math)));
   }
@@ -228,7 +233,8 @@ void Job::on_scaled(device::LaneId lane, const device::Scaled& report) {
 
 void Job::on_rows_read(device::LaneId lane, device::RowsRead report) {
   if (active_ && active_->id == report.plan && machine_ && machine_->on_rows_read(lane, report.tag)) {
-    perform(peers_->tell(LocalRows{{word(), std::move(report.box_hashes), std::move(report.rows)}}));
+    const auto site = static_cast<std::uint32_t>(active_->share_of(lane));
+    perform(peers_->tell(LocalRows{{word(), std::move(report.box_hashes), std::move(report.rows), site}}));
   }
 }
 

@@ -57,7 +57,7 @@ void CoordinatorMachine::on_ask(TimePoint now, NodeNumber number, PeerAsk ask, A
 /// Why the ask cannot be of one step with those before it.
 std::optional<Error> CoordinatorMachine::ask_difference(NodeNumber number, const PeerAsk& ask) const {
   if (course_.plan) {
-    if (const auto misfit = misfit_of(*course_.plan, *course_.comparison, number, ask)) {
+    if (const auto misfit = misfit_of(*course_.plan, *course_.comparison, sites_of(number), ask)) {
       Error error =
           make_error(ErrorCode::InternalError, fmt::format("what node '{}' asks {}", node(number).join.node, *misfit));
       error.node = node(number).join.node;
@@ -84,30 +84,40 @@ std::optional<Error> CoordinatorMachine::ask_difference(NodeNumber number, const
   return error;
 }
 
+const SiteSums& CoordinatorMachine::sums_of(SiteNumber number) const {
+  const RosterByRank::Site& site = course_.by_rank->sites[number];
+  return under_way_.asks.at(site.node).sites[site.index];
+}
+
+std::vector<SiteNumber> CoordinatorMachine::sites_of(NodeNumber node) const {
+  std::vector<SiteNumber> found;
+  for (SiteNumber number = 0; number < course_.by_rank->sites.size(); ++number) {
+    if (course_.by_rank->sites[number].node == node) {
+      found.push_back(number);
+    }
+  }
+  return found;
+}
+
 /// Everything that the attempt needs is here: all nodes decide by it alike.
 void CoordinatorMachine::decide_attempt(TimePoint now, Actions& actions) {
   PeerDecision decision;
   decision.word = word();
-  std::vector<const NodeCells*> cells;
-  std::vector<const NodeFindings*> findings;
-  for (const auto& [number, ask] : under_way_.asks) {
-    findings.push_back(&ask.findings);
-    if (ask.cells) {
-      cells.push_back(&*ask.cells);
+  if (!under_way_.asks.begin()->second.sites.empty()) {
+    std::vector<const NodeCells*> cells;
+    std::vector<const NodeFindings*> findings;
+    for (SiteNumber number = 0; number < course_.by_rank->sites.size(); ++number) {
+      cells.push_back(&sums_of(number).cells);
+      findings.push_back(&sums_of(number).findings);
     }
-  }
-  const JudgedCopies& copies = under_way_.copies;
-  if (course_.plan) {
-    decision.findings = join_findings(*course_.plan, course_.comparison->node_of_rank, findings);
-    add_judged(copies, decision.findings);
-  }
-  if (cells.size() == course_.roster.size()) {
     decision.cells = sum_of_nodes(course_.plan ? course_.plan->options.norm_type : 2, cells);
     if (course_.plan) {
-      count_rows(*course_.plan, copies.uncounted, *decision.cells);
+      decision.findings = join_findings(*course_.plan, course_.comparison->node_of_rank, findings);
+      add_judged(under_way_.copies, decision.findings);
+      count_rows(*course_.plan, under_way_.copies.uncounted, *decision.cells);
     }
   }
-  course_.sums_differ = course_.sums_differ || copies.sums_differ;
+  course_.sums_differ = course_.sums_differ || under_way_.copies.sums_differ;
   decision.sums_differ = course_.sums_differ;
   if (under_way_.asks.begin()->second.terms.kind == Ask::Kind::NormOnly) {
     under_way_ = {};

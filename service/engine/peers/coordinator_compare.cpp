@@ -1,7 +1,7 @@
-// Copies on several nodes, when all have asked. Hashes of classes are compared at once. Where they differ, the nodes
-// are asked for a hash of each box, and then for the rows of those boxes, kMostBoxes at a time: of all whose owner has
-// no gradient, because these are yet to be counted, and of as many others as findings have room for. Data path arena
-// has the same rounds; there the hash of a class says as well that a box of it is not counted.
+// Copies on several sites, when all nodes have asked. Hashes of classes are compared at once. Where they differ, the
+// nodes are asked for a hash of each box, and then for the rows of those boxes, kMostBoxes at a time: of all whose
+// owner has no gradient, because these are yet to be counted, and of as many others as findings have room for. Data
+// path arena has the same rounds; there the hash of a class says as well that a box of it is not counted.
 
 #include "device/stats/box_hash.hpp"
 #include "engine/peers/coordinator_machine.hpp"
@@ -26,14 +26,14 @@ bool is_left_to_count(const Comparison::Class& one, std::uint64_t hash) {
 
 void CoordinatorMachine::all_asked(TimePoint now, Actions& actions) {
   PeerCompare differing{word(), {}, {}};
-  const bool measured = under_way_.asks.begin()->second.cells.has_value();
+  const bool measured = !under_way_.asks.begin()->second.sites.empty();
   const std::size_t classes = course_.comparison && measured ? course_.comparison->classes.size() : 0;
   for (std::uint32_t number = 0; number < classes; ++number) {
     std::optional<std::uint64_t> first;
-    for (const NodeNumber holder : course_.comparison->classes[number].nodes) {
+    for (const SiteNumber holder : course_.comparison->classes[number].nodes) {
       const std::vector<std::uint32_t>& own = course_.comparison->of_node[holder];
       const auto at = static_cast<std::size_t>(std::ranges::lower_bound(own, number) - own.begin());
-      const std::uint64_t hash = under_way_.asks.at(holder).row_hashes[at];
+      const std::uint64_t hash = sums_of(holder).row_hashes[at];
       if (first.value_or(hash) != hash || is_left_to_count(course_.comparison->classes[number], hash)) {
         differing.classes.push_back(number);
         break;
@@ -53,29 +53,33 @@ void CoordinatorMachine::compare(TimePoint now, PeerCompare wanted, Actions& act
   under_way_.phase = Phase::Comparing;
   under_way_.rows.clear();
   under_way_.boxes = wanted.boxes;
-  under_way_.compared = nodes_of(wanted);
-  for (const NodeNumber number : under_way_.compared) {
+  under_way_.compared = sites_of(wanted);
+  std::set<NodeNumber> nodes;
+  for (const SiteNumber number : under_way_.compared) {
+    nodes.insert(course_.by_rank->sites[number].node);
+  }
+  for (const NodeNumber number : nodes) {
     send(now, node(number), wanted, actions);
   }
 }
 
-/// The nodes that hold what is asked for. Boxes are of the classes that are compared.
-std::set<NodeNumber> CoordinatorMachine::nodes_of(const PeerCompare& wanted) const {
-  std::set<NodeNumber> nodes;
+/// The sites that hold what is asked for. Boxes are of the classes that are compared.
+std::set<SiteNumber> CoordinatorMachine::sites_of(const PeerCompare& wanted) const {
+  std::set<SiteNumber> sites;
   for (const std::uint32_t index : under_way_.classes) {
     const Comparison::Class& one = course_.comparison->classes[index];
     const bool concerned = wanted.boxes.empty() || std::ranges::any_of(wanted.boxes, [&](const Comparison::Box& box) {
                              return std::ranges::binary_search(one.boxes, box);
                            });
     if (concerned) {
-      nodes.insert(one.nodes.begin(), one.nodes.end());
+      sites.insert(one.nodes.begin(), one.nodes.end());
     }
   }
-  return nodes;
+  return sites;
 }
 
 /// What does not fit the round is of an earlier one, or cannot be: it is not an answer.
-bool CoordinatorMachine::fits(NodeNumber number, const PeerRows& rows) const {
+bool CoordinatorMachine::fits(SiteNumber number, const PeerRows& rows) const {
   if (under_way_.boxes.empty()) {
     std::size_t boxes = 0;
     for (const std::uint32_t index : under_way_.classes) {
@@ -89,8 +93,13 @@ bool CoordinatorMachine::fits(NodeNumber number, const PeerRows& rows) const {
   });
 }
 
-void CoordinatorMachine::on_rows(TimePoint now, NodeNumber number, PeerRows rows, Actions& actions) {
-  if (under_way_.phase != Phase::Comparing || !under_way_.compared.contains(number) || !fits(number, rows)) {
+void CoordinatorMachine::on_rows(TimePoint now, NodeNumber from, PeerRows rows, Actions& actions) {
+  const std::vector<SiteNumber> sites = sites_of(from);
+  if (under_way_.phase != Phase::Comparing || rows.site >= sites.size()) {
+    return;
+  }
+  const SiteNumber number = sites[rows.site];
+  if (!under_way_.compared.contains(number) || !fits(number, rows)) {
     return;
   }
   under_way_.rows.emplace(number, std::move(rows));
@@ -105,16 +114,16 @@ void CoordinatorMachine::on_rows(TimePoint now, NodeNumber number, PeerRows rows
   next_boxes(now, actions);
 }
 
-/// The hashes of boxes come class by class, from each node those of the classes that it is in.
+/// The hashes of boxes come class by class, from each site those of the classes that it is in.
 void CoordinatorMachine::find_boxes() {
-  std::map<NodeNumber, std::size_t> read;
+  std::map<SiteNumber, std::size_t> read;
   std::vector<Comparison::Box> others;
   for (const std::uint32_t index : under_way_.classes) {
     const Comparison::Class& one = course_.comparison->classes[index];
     for (const Comparison::Box& box : one.boxes) {
       std::optional<std::uint64_t> counted;
       bool differ = false;
-      for (const NodeNumber holder : one.nodes) {
+      for (const SiteNumber holder : one.nodes) {
         const std::uint64_t hash = under_way_.rows.at(holder).box_hashes[read[holder]++];
         differ = differ || is_left_to_count(one, hash) || counted.value_or(hash) != hash;
         counted = holder == one.owner || !counted ? hash : counted;

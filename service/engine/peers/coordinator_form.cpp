@@ -111,6 +111,7 @@ void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
     }
   }
   message.by_rank = roster_by_rank(message.roster, node(0).join.world_size, message.weight_fingerprints.size());
+  course_.by_rank = message.by_rank;
   send_to_all(now, message, actions);
   if (error) {
     end_epoch(now, std::move(*error), actions);  // which only nodes in the epoch hear
@@ -125,7 +126,12 @@ PeerPrepare CoordinatorMachine::prepare_message() const {
   for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
     const PeerJoin& join = node(number).join;
     RosterNode& entry = roster.emplace_back(RosterNode{
-        join.node, join.listen.empty() ? join.address : join.listen, join.incarnation, {}, join.port});
+        join.node,
+        join.listen.empty() ? join.address : join.listen,
+        join.incarnation,
+        {},
+        join.port,
+        join.declared->devices});
     for (DeclaredRanks declared : join.declared->by_content) {
       if (declared.weights) {
         const WeightFingerprints& list = join.declared->weight_fingerprints[*declared.weights];

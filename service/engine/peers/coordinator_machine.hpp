@@ -152,6 +152,7 @@ class CoordinatorMachine {
     std::optional<TimePoint> late = {};                  ///< READY or CONNECTED is due
     std::shared_ptr<const plan::Plan> plan = {};
     std::shared_ptr<const Comparison> comparison = {};
+    std::shared_ptr<const RosterByRank> by_rank = {};  ///< null: the roster is not right, and no epoch begins
     bool sums_differ = false;
   };
 
@@ -160,11 +161,11 @@ class CoordinatorMachine {
     Phase phase = Phase::Asking;
     bool measured = false;  ///< norm.compute had its decision: clip.apply follows
     std::map<NodeNumber, PeerAsk> asks = {};
-    std::map<NodeNumber, PeerRows> rows = {};      ///< of this round
+    std::map<SiteNumber, PeerRows> rows = {};      ///< of this round
     std::vector<std::uint32_t> classes = {};       ///< whose boxes are compared
     std::vector<Comparison::Box> boxes = {};       ///< whose rows this round asks for, ascending; none: for hashes
     std::vector<Comparison::Box> later = {};       ///< whose rows the next rounds ask for
-    std::set<NodeNumber> compared = {};            ///< the nodes that this round asks
+    std::set<SiteNumber> compared = {};            ///< the sites that this round asks
     JudgedCopies copies = {};                      ///< of the rounds before
     std::map<NodeNumber, std::string> votes = {};  ///< result digests
     std::optional<PeerOverdue> overdue = {};
@@ -237,6 +238,10 @@ class CoordinatorMachine {
   void dispatch_attempt(TimePoint now, NodeNumber number, ToCoordinator message, Actions& actions);
   void on_ask(TimePoint now, NodeNumber number, PeerAsk ask, Actions& actions);
   [[nodiscard]] std::optional<Error> ask_difference(NodeNumber number, const PeerAsk& ask) const;
+  /// What the site measured; only where all nodes have asked for a norm.
+  [[nodiscard]] const SiteSums& sums_of(SiteNumber number) const;
+  /// The sites of a node, ascending.
+  [[nodiscard]] std::vector<SiteNumber> sites_of(NodeNumber node) const;
   void decide_attempt(TimePoint now, Actions& actions);
   void on_vote(TimePoint now, NodeNumber number, const PeerVote& vote, Actions& actions);
   void commit(TimePoint now, Actions& actions);
@@ -245,18 +250,20 @@ class CoordinatorMachine {
   // copies on several nodes (coordinator_compare.cpp)
   void all_asked(TimePoint now, Actions& actions);
   void compare(TimePoint now, PeerCompare wanted, Actions& actions);
-  void on_rows(TimePoint now, NodeNumber number, PeerRows rows, Actions& actions);
-  [[nodiscard]] bool fits(NodeNumber number, const PeerRows& rows) const;
+  void on_rows(TimePoint now, NodeNumber from, PeerRows rows, Actions& actions);
+  [[nodiscard]] bool fits(SiteNumber number, const PeerRows& rows) const;
   void find_boxes();
   void next_boxes(TimePoint now, Actions& actions);
   void judge_round();
-  [[nodiscard]] std::set<NodeNumber> nodes_of(const PeerCompare& wanted) const;
+  [[nodiscard]] std::set<SiteNumber> sites_of(const PeerCompare& wanted) const;
 
   // when time is over (coordinator_overdue.cpp)
   void on_overdue(TimePoint now, const PeerOverdue& overdue, Actions& actions);
   void on_missing(TimePoint now, NodeNumber number, PeerMissing missing, Actions& actions);
   void who_is_over(TimePoint now, Actions& actions);
   [[nodiscard]] std::vector<NodeNumber> waited_for() const;
+  /// Those of all its sites that are asked in this round.
+  [[nodiscard]] bool has_said_rows(NodeNumber number) const;
   [[nodiscard]] Error timed_out() const;
   [[nodiscard]] bool ranks_are_missing(NodeNumber number) const;  ///< as the node says
   [[nodiscard]] std::string words_of_missing() const;

@@ -27,15 +27,20 @@ void CoordinatorMachine::on_overdue(TimePoint now, const PeerOverdue& overdue, A
 std::vector<NodeNumber> CoordinatorMachine::waited_for() const {
   std::vector<NodeNumber> nodes;
   for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
-    const bool came = under_way_.phase == Phase::Asking ? under_way_.asks.contains(number)
-                      : under_way_.phase == Phase::Comparing
-                          ? under_way_.rows.contains(number) || !under_way_.compared.contains(number)
-                          : under_way_.votes.contains(number);
+    const bool came = under_way_.phase == Phase::Asking      ? under_way_.asks.contains(number)
+                      : under_way_.phase == Phase::Comparing ? has_said_rows(number)
+                                                             : under_way_.votes.contains(number);
     if (!came) {
       nodes.push_back(number);
     }
   }
   return nodes;
+}
+
+bool CoordinatorMachine::has_said_rows(NodeNumber number) const {
+  return std::ranges::all_of(under_way_.compared, [&](SiteNumber site) {
+    return course_.by_rank->sites[site].node != number || under_way_.rows.contains(site);
+  });
 }
 
 void CoordinatorMachine::on_missing(TimePoint now, NodeNumber number, PeerMissing missing, Actions& actions) {

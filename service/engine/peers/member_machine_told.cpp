@@ -220,6 +220,7 @@ void MemberMachine::try_plan(Actions& actions) {
   PrepareEpoch plan;
   plan.epoch = epoch_;
   plan.node_of_rank = roster.node_of_rank;
+  plan.site_of_rank = roster.site_of_rank;
   for (const RosterNode& node : roster_) {
     plan.node_names.push_back(node.node);
   }

@@ -29,7 +29,10 @@ namespace gradsync::engine {
 
 inline constexpr std::int64_t kPeerProtocol = 1;
 using NodeNumber = std::uint32_t;  ///< by lowest rank, ascending: 0 has rank 0, and is the coordinator's
-using ContentHash = std::string;   ///< 32 hex digits: XXH3-128 of the canonical text of one rank's declaration
+/// A site is where gradients of some ranks of a node are summed: a node has one, or one for each of its GPUs whose sums
+/// travel (docs/adr/0045). By lowest rank, ascending: where each node has one, its number is that of the node.
+using SiteNumber = NodeNumber;
+using ContentHash = std::string;  ///< 32 hex digits: XXH3-128 of the canonical text of one rank's declaration
 using RankSpan = std::pair<std::int64_t, std::int64_t>;  ///< first rank and how many follow each other
 
 using WeightFingerprints = std::vector<std::string>;  ///< of the tensors of one declaration
@@ -54,6 +57,7 @@ struct NodeDeclared {
   std::vector<DeclaredRanks> by_content;
   std::vector<WeightFingerprints> weight_fingerprints;  ///< each list once
   PeerSettings settings;
+  std::vector<std::uint32_t> devices = {};  ///< of its ranks, ascending: which of its devices; empty: one has all
 };
 
 using NodeCells = device::NodeCells;
@@ -98,7 +102,7 @@ struct PeerReady {
   std::string plan_digest;
   std::string policy_digest;
   bool policies_anew = false;                                     ///< nothing of an earlier step was found here
-  std::optional<device::LoadedCommunicators> communicators = {};  ///< where sums travel by them
+  std::optional<device::LoadedCommunicators> communicators = {};  ///< of all sites, where sums travel by them
 };
 
 struct PeerConnected {
@@ -111,22 +115,28 @@ struct PeerLeave {
   Error error;
 };
 
+/// What a site has measured.
+struct SiteSums {
+  NodeCells cells;
+  NodeFindings findings;
+  std::vector<std::uint64_t> row_hashes;  ///< by comparison class of this site (engine/peers/sums/comparison.hpp)
+};
+
 struct PeerAsk {
   std::uint64_t word = 0;
   Ask terms;  ///< its times are not sent
   std::string policy_digest;
-  std::optional<NodeCells> cells;  ///< none for clip.apply and policy.import
-  NodeFindings findings;
-  std::vector<std::uint64_t> row_hashes;  ///< by comparison class of this node (engine/peers/sums/comparison.hpp)
+  std::vector<SiteSums> sites;  ///< of the node, ascending; none for clip.apply and policy.import
 };
 
-/// The rows that the coordinator asked for, of all ranks of this node, by box.
+/// The rows that the coordinator asked for, of all ranks of one site of this node, by box.
 struct PeerRows {
   using Row = device::HeldRow;
 
   std::uint64_t word = 0;
   std::vector<std::uint64_t> box_hashes;  ///< of the classes that were asked for, box by box; or
   std::vector<Row> rows;                  ///< of the boxes that were asked for
+  std::uint32_t site = 0;                 ///< which of the node's sites
 };
 
 /// The node is prepared: report texts kept, then `voted` stored, then this.
@@ -179,7 +189,8 @@ struct RosterNode {
   std::string address;
   std::string incarnation;
   std::vector<DeclaredRanks> by_content;
-  std::uint16_t port = 0;  ///< of its listener for other daemons
+  std::uint16_t port = 0;                   ///< of its listener for other daemons
+  std::vector<std::uint32_t> devices = {};  ///< as in NodeDeclared
 };
 
 struct PeerPrepare {

@@ -139,7 +139,8 @@ struct PrepareEpoch {
   SharedList<std::shared_ptr<const plan::RankDeclaration>> by_rank;  ///< without fingerprints of weights
   SharedList<std::shared_ptr<const WeightFingerprints>> weights;     ///< by rank; null: they are not compared
   std::vector<NodeNumber> node_of_rank;
-  std::vector<std::string> node_names = {};  ///< by NodeNumber
+  std::vector<std::string> node_names = {};   ///< by NodeNumber
+  std::vector<SiteNumber> site_of_rank = {};  ///< empty: each node is one
 };
 
 /// `LocalPolicies` follows.

@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace gradsync::engine {
 
@@ -24,6 +25,32 @@ bool take(RosterByRank& all, const RankSpan& ranks, std::uint32_t content, NodeN
     }
     all.node_of_rank[rank] = node;
     all.content_of_rank[rank] = content;
+  }
+  return true;
+}
+
+/// The devices of each node come by its ranks, ascending. Sites are numbered by their lowest ranks.
+bool find_sites(RosterByRank& all, const SharedList<RosterNode>& roster) {
+  std::vector<std::size_t> seen(roster.size());  // ranks of each node
+  std::vector<std::uint32_t> found(roster.size());
+  std::map<std::pair<NodeNumber, std::uint32_t>, SiteNumber> known;
+  for (const NodeNumber node : all.node_of_rank) {
+    const std::vector<std::uint32_t>& devices = roster[node].devices;
+    const std::size_t place = seen[node]++;
+    if (!devices.empty() && place >= devices.size()) {
+      return false;
+    }
+    const auto [site, added] =
+        known.try_emplace({node, devices.empty() ? 0 : devices[place]}, static_cast<SiteNumber>(all.sites.size()));
+    if (added) {
+      all.sites.push_back({node, found[node]++});
+    }
+    all.site_of_rank.push_back(site->second);
+  }
+  for (NodeNumber node = 0; node < roster.size(); ++node) {
+    if (seen[node] < roster[node].devices.size()) {
+      return false;
+    }
   }
   return true;
 }
@@ -56,7 +83,7 @@ std::shared_ptr<const RosterByRank> roster_by_rank(
       }
     }
   }
-  return ranks == world_size ? all : nullptr;
+  return ranks == world_size && find_sites(*all, roster) ? all : nullptr;
 }
 
 }  // namespace gradsync::engine

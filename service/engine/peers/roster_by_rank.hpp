@@ -27,9 +27,19 @@ struct RosterByRank {
   std::vector<Content> contents;               ///< each once, in the order of nodes
   std::vector<std::uint32_t> content_of_rank;  ///< index into them
   std::vector<std::uint32_t> node_of_rank;
+
+  /// Where gradients of some ranks of a node are summed.
+  struct Site {
+    std::uint32_t node = 0;
+    std::uint32_t index = 0;  ///< among the sites of the node
+  };
+
+  std::vector<std::uint32_t> site_of_rank;  ///< index into `sites`
+  std::vector<Site> sites;                  ///< by SiteNumber
 };
 
-/// Null: the roster does not have each rank of the world once, or names other than so many lists of fingerprints.
+/// Null: the roster does not have each rank of the world once, names other than so many lists of fingerprints, or does
+/// not say of each rank of a node on which device it is, where it says so of one.
 [[nodiscard]] std::shared_ptr<const RosterByRank> roster_by_rank(
     const SharedList<RosterNode>& roster, std::int64_t world_size, std::size_t weight_lists
 );

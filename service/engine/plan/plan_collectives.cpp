@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -49,38 +51,58 @@ std::optional<Error> refuse_collectives(
   return std::nullopt;
 }
 
+SiteNumber site_of(const PlanRequest& request, std::size_t rank) {
+  return request.site_of_rank.empty() ? request.node_of_rank[rank] : request.site_of_rank[rank];
+}
+
+Error on_cpu_beside_gpu(std::size_t rank, std::size_t other) {
+  Error error = make_error(
+      ErrorCode::UnsupportedPlacement,
+      fmt::format(
+          "rank {} has its gradients in memory of a CPU, and rank {} on one of several GPUs: memory of a CPU and of a "
+          "GPU is not summed together",
+          rank,
+          other
+      ),
+      "have all ranks' gradients on GPUs, or none"
+  );
+  error.path = "buffer";
+  error.ranks = {static_cast<std::int64_t>(rank), static_cast<std::int64_t>(other)};
+  return error;
+}
+
 }  // namespace
 
-std::optional<Error> refuse_several_lanes(const PlanRequest& request, const plan::Plan& plan) {
-  if (request.node_of_rank.empty() || plan.options.data_path == plan::DataPath::Stats) {
-    return std::nullopt;
-  }
-  std::optional<std::size_t> first;
+Result<std::vector<LaneShare>> shares_of_sites(const PlanRequest& request, const plan::Plan& plan) {
+  std::vector<std::uint32_t> buckets(plan.buckets.size());
+  std::iota(buckets.begin(), buckets.end(), 0u);
+  std::vector<LaneShare> shares;
+  std::vector<std::size_t> first;  // rank of each
   for (std::size_t rank = 0; rank < request.lane_of_rank.size(); ++rank) {
-    if (request.node_of_rank[rank] != request.node) {
-      continue;
+    if (request.node_of_rank[rank] == request.node &&
+        std::ranges::count(shares, site_of(request, rank), &LaneShare::site) == 0) {
+      shares.push_back({request.lane_of_rank[rank], buckets, site_of(request, rank)});
+      first.push_back(rank);
     }
-    first = first.value_or(rank);
-    if (request.lane_of_rank[rank] == request.lane_of_rank[*first]) {
-      continue;
-    }
-    Error error = make_error(
-        ErrorCode::UnsupportedPlacement,
-        fmt::format(
-            "ranks {} and {} of this node have their buffers on two devices, and of a job over several nodes the "
-            "gradients of each node are summed on one",
-            *first,
-            rank
-        ),
-        "start a daemon for each GPU, with a [peer] node of its own; or declare with data path stats: the framework "
-        "reduces then"
-    );
-    error.path = "buffer";
-    error.rank = static_cast<std::int64_t>(rank);
-    error.ranks = {static_cast<std::int64_t>(*first), static_cast<std::int64_t>(rank)};
-    return error;
   }
-  return std::nullopt;
+  const auto first_where = [&](bool on_host) {
+    const auto found = std::ranges::find_if(shares, [&](const LaneShare& share) {
+      return (share.lane == device::kHostLane) == on_host;
+    });
+    return found == shares.end() ? std::nullopt
+                                 : std::optional(first[static_cast<std::size_t>(found - shares.begin())]);
+  };
+  const std::optional<std::size_t> on_cpu = first_where(true);
+  const std::optional<std::size_t> on_gpu = on_cpu ? first_where(false) : std::nullopt;
+  if (on_gpu) {
+    return on_cpu_beside_gpu(*on_cpu, *on_gpu);
+  }
+  for (std::size_t rank = 0; on_cpu && rank < request.node_of_rank.size(); ++rank) {
+    if (site_of(request, rank) != request.node_of_rank[rank]) {  // behind a node with several sites, which are GPUs
+      return on_cpu_beside_gpu(*on_cpu, rank);
+    }
+  }
+  return shares;
 }
 
 bool lies_on_gpu(const PreparedPlan& prepared) { return prepared.shares.front().lane != device::kHostLane; }

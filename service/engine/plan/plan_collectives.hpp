@@ -1,5 +1,5 @@
 #pragma once
-// What of a plan over nodes travels by NCCL, and on which lane of this node.
+// What of a plan over nodes travels by NCCL, and on which lanes of this node (docs/adr/0037, 0045).
 
 #include "base/error.hpp"
 #include "engine/plan/planner_port.hpp"
@@ -8,8 +8,9 @@
 
 namespace gradsync::engine {
 
-/// Over nodes the gradients of each node lie in one place: whether those of this one do not.
-[[nodiscard]] std::optional<Error> refuse_several_lanes(const PlanRequest& request, const plan::Plan& plan);
+/// Data path arena over nodes: a share for each site of this node, which has every bucket. UnsupportedPlacement where
+/// gradients of some ranks are on GPUs, and others not.
+[[nodiscard]] Result<std::vector<LaneShare>> shares_of_sites(const PlanRequest& request, const plan::Plan& plan);
 
 /// Whether this node's gradients lie on a GPU. The plan is over nodes.
 [[nodiscard]] bool lies_on_gpu(const PreparedPlan& prepared);

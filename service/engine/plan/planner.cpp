@@ -116,25 +116,55 @@ class ContentsOfNodes {
   std::map<std::pair<const plan::RankDeclaration*, const WeightFingerprints*>, plan::RankDeclaration> whole_;
 };
 
+/// Data path arena: says what travels, for each site of this node.
+std::optional<Error> add_sites(const PlanRequest& request, PreparedPlan& prepared) {
+  device::LaneNodes& first = std::get<device::LanePlan>(prepared.layout).nodes;
+  first = lane_nodes_of(*prepared.plan, *prepared.comparison, prepared.shares.front().site);
+  prepared.linked = linked_nodes_of(first);
+  for (std::size_t other = 1; other < prepared.shares.size(); ++other) {
+    prepared.other_sites.push_back(at_site(first, *prepared.comparison, prepared.shares[other].site));
+  }
+  const bool by_nccl = request.cpu_collectives || lies_on_gpu(prepared);
+  const auto add = [&](device::LaneNodes& nodes) {
+    std::optional<Error> refusal = by_nccl ? use_collectives(prepared, nodes) : std::nullopt;
+    if (!refusal) {
+      prepared.memory_bytes += memory_of(nodes);
+      prepared.communicators.add(*prepared.plan, nodes);
+    }
+    return refusal;
+  };
+  std::optional<Error> refusal = add(first);
+  for (std::size_t other = 0; other < prepared.other_sites.size() && !refusal; ++other) {
+    refusal = add(prepared.other_sites[other]);
+  }
+  return refusal;
+}
+
 /// Leaves of the layout what this node has of it, or says what of it travels.
 std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
-  prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
-  prepared.node = request.node;
+  const bool each_is_one = request.site_of_rank.empty();
+  prepared.comparison = std::make_shared<const Comparison>(
+      comparison_of(*prepared.plan, each_is_one ? request.node_of_rank : request.site_of_rank)
+  );
   prepared.memory_bytes += memory_of(*prepared.comparison);
   if (auto* const tables = std::get_if<device::StatsPlan>(&prepared.layout)) {
-    *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, request.node);
-  } else {
-    device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
-    nodes = lane_nodes_of(*prepared.plan, *prepared.comparison, request.node);
-    prepared.linked = linked_nodes_of(nodes);
-    const bool by_nccl = request.cpu_collectives || lies_on_gpu(prepared);
-    if (std::optional<Error> refusal = by_nccl ? use_collectives(prepared, nodes) : std::nullopt) {
-      return refusal;
-    }
-    prepared.memory_bytes += memory_of(nodes);
-    prepared.communicators = Communicators(*prepared.plan, nodes);
+    *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, prepared.shares.front().site);
+    return std::nullopt;
   }
-  return std::nullopt;
+  return add_sites(request, prepared);
+}
+
+/// What each lane of this node executes.
+Result<std::vector<LaneShare>> shares_of(const PlanRequest& request, const plan::Plan& plan) {
+  const bool over_nodes = !request.node_of_rank.empty();
+  if (over_nodes && plan.options.data_path == plan::DataPath::Arena) {
+    return shares_of_sites(request, plan);
+  }
+  Result<std::vector<LaneShare>> shares = project_plan(plan, request.lane_of_rank);
+  if (over_nodes && shares) {
+    shares->front().site = request.node;
+  }
+  return shares;
 }
 
 }  // namespace
@@ -157,10 +187,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  if (std::optional<Error> refusal = refuse_several_lanes(request, *plan)) {
-    return {request.ticket, std::move(*refusal)};
-  }
-  Result<std::vector<LaneShare>> shares = project_plan(*plan, request.lane_of_rank);
+  Result<std::vector<LaneShare>> shares = shares_of(request, *plan);
   if (!shares) {
     return {request.ticket, shares.error()};
   }
@@ -171,7 +198,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
       return {request.ticket, std::move(*refusal)};
     }
   }
-  if (prepared->shares.size() > 1) {
+  if (prepared->shares.size() > 1 && request.node_of_rank.empty()) {
     prepared->join = join_plan_of(std::get<device::LanePlan>(prepared->layout));
   }
   if (const Result<void> fits = check_report_size(*prepared, request); !fits) {

@@ -33,8 +33,9 @@ struct PlanRequest {
   /// none), and the node.
   SharedList<std::shared_ptr<const WeightFingerprints>> weights;
   std::vector<NodeNumber> node_of_rank;
-  NodeNumber node = 0;           ///< this one
-  bool cpu_collectives = false;  ///< what travels of memory of CPUs does so by NCCL
+  NodeNumber node = 0;                   ///< this one
+  std::vector<SiteNumber> site_of_rank;  ///< empty: each node is one
+  bool cpu_collectives = false;          ///< what travels of memory of CPUs does so by NCCL
   plan::BucketSizes sizes;
   std::shared_ptr<plan::DeclarationPool> pool;  ///< of the job: only admit the one declaration given
   bool name_content = false;                    ///< and name what is in it

@@ -35,10 +35,10 @@ struct PreparedPlan {
   std::shared_ptr<const plan::Plan> plan;
   LaneLayout layout;
   std::vector<LaneShare> shares;                 ///< `run_planner` knows where buffers lie
-  std::optional<JoinPlan> join;                  ///< where there are several
+  std::optional<JoinPlan> join;                  ///< where there are several that cut the plan's buckets
   std::shared_ptr<const Comparison> comparison;  ///< where ranks are on several nodes: the layout is that of this one
-  NodeNumber node = 0;
-  Communicators communicators;
+  std::vector<device::LaneNodes> other_sites;    ///< of the shares behind the first, whose own is in the layout
+  Communicators communicators;                   ///< of all of them
   std::vector<NodeNumber> linked;  ///< other nodes that sums of this one travel to or from, by sockets; ascending
   bool cpu_collectives = false;    ///< they travel by NCCL: a lane for that takes the place of the host's
   ReportConstants constants;

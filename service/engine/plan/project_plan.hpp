@@ -14,6 +14,7 @@ namespace gradsync::engine {
 struct LaneShare {
   device::LaneId lane = device::kHostLane;
   std::vector<std::uint32_t> buckets;  ///< in plan order; none on data path `stats`
+  std::uint32_t site = 0;              ///< where ranks are on several nodes: which of the job's sites the lane is
   friend bool operator==(const LaneShare&, const LaneShare&) = default;
 };
 

@@ -34,6 +34,7 @@ struct BucketRecord {
   std::int32_t last_rank = -1;  ///< that called it ready last
   std::uint16_t ready = 0;      ///< ranks that have
   BucketState state = BucketState::Collecting;
+  std::uint8_t lanes = 0;  ///< that have it, and have not reduced it
 };
 
 static_assert(sizeof(BucketRecord) == 64);

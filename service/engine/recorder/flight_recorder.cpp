@@ -78,6 +78,9 @@ void FlightRecorder::on_launched(std::uint64_t word, std::uint32_t number, TimeP
     return;
   }
   BucketRecord& record = bucket(word, number);
+  if (record.lanes++ > 0) {
+    return;  // another lane has it as well
+  }
   record.launched = now;
   record.order = ++of_attempt.launched;
   record.state = BucketState::Launched;
@@ -89,9 +92,12 @@ void FlightRecorder::on_reduced(std::uint64_t word, const device::Reduced& repor
     return;
   }
   BucketRecord& record = bucket(word, report.bucket);
-  record.done = now;
-  record.state = BucketState::Reduced;
-  ++of_attempt.reduced;
+  record.lanes -= record.lanes > 0 ? 1 : 0;
+  if (record.lanes == 0) {
+    record.done = now;
+    record.state = BucketState::Reduced;
+    ++of_attempt.reduced;
+  }
   for (const device::LinkUse& use : report.links) {
     LinkRecord& link = links_.add();
     link.word = word;

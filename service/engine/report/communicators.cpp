@@ -5,6 +5,7 @@
 #include "plan/transfer/node_transfer.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -34,26 +35,28 @@ std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, c
 
 }  // namespace
 
-Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& nodes)
-    : nccl_(nodes.communicators.has_value()), by_bucket_(nodes.transfers.size()) {
-  if (nccl_) {
-    count_collectives(nodes);
-  } else {
-    count_messages(plan, nodes);
-  }
-  for (const std::vector<Use>& uses : by_bucket_) {
-    for (const Use& use : uses) {
-      all_[use.communicator].operations_per_step += use.operations;
+void Communicators::add(const plan::Plan& plan, const device::LaneNodes& nodes) {
+  nccl_ = nodes.communicators.has_value();
+  const UsesByBucket& uses = by_lane_.emplace_back(nccl_ ? count_collectives(nodes) : count_messages(plan, nodes));
+  std::map<std::size_t, std::uint64_t> per_step;
+  for (const std::vector<Use>& of_bucket : uses) {
+    for (const Use& use : of_bucket) {
+      per_step[use.communicator] += use.operations;
     }
+  }
+  for (const auto& [number, operations] : per_step) {  // all lanes that are in one have the same
+    all_[number].operations_per_step = operations;
+    all_[number].counted_by = std::min(all_[number].counted_by, by_lane_.size() - 1);
   }
 }
 
-void Communicators::count_messages(const plan::Plan& plan, const device::LaneNodes& nodes) {
+Communicators::UsesByBucket Communicators::count_messages(const plan::Plan& plan, const device::LaneNodes& nodes) {
+  UsesByBucket by_bucket(nodes.transfers.size());
   for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
     const plan::BucketTransfer& transfer = nodes.transfers[bucket];
     const std::vector<std::size_t> of_stream = take_streams(plan, transfer, nodes.node);
     const plan::NodeTransfer here = plan::transfer_of_node(transfer, nodes.node);
-    std::vector<Use>& uses = by_bucket_[bucket];
+    std::vector<Use>& uses = by_bucket[bucket];
     const auto use_of = [&](const plan::TransferMessage& message) -> Use& {
       const std::size_t number = of_stream[transfer.blocks[message.block].stream];
       const auto found = std::ranges::find(uses, number, &Use::communicator);
@@ -66,24 +69,28 @@ void Communicators::count_messages(const plan::Plan& plan, const device::LaneNod
       use_of(message).received_bytes += message.bytes;
     }
   }
+  return by_bucket;
 }
 
-void Communicators::count_collectives(const device::LaneNodes& nodes) {
+Communicators::UsesByBucket Communicators::count_collectives(const device::LaneNodes& nodes) {
   const std::vector<device::LaneCommunicator>& needed = nodes.communicators->needed;
+  std::vector<std::size_t> numbers;
   for (const device::LaneCommunicator& one : needed) {
-    all_.push_back({plan::communicator_name(one.spec.axes, one.spec.ranks), one.spec.ranks});
+    numbers.push_back(find_or_add(plan::communicator_name(one.spec.axes, one.spec.ranks), one.spec.ranks));
   }
+  UsesByBucket by_bucket(nodes.transfers.size());
   for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
     const plan::BucketTransfer& transfer = nodes.transfers[bucket];
     for (const plan::TransferCollective& one : plan::collectives_of(transfer)) {
       const auto found = std::ranges::find(needed, one.members, &device::LaneCommunicator::nodes);
       if (found != needed.end()) {
-        const std::uint64_t place = one.elements * plan::size_of(transfer.sum);
-        const auto number = static_cast<std::size_t>(found - needed.begin());
-        by_bucket_[bucket].push_back({number, place * one.blocks.size(), place, 1});
+        const std::uint64_t width = plan::size_of(transfer.sum);
+        const std::size_t number = numbers[static_cast<std::size_t>(found - needed.begin())];
+        by_bucket[bucket].push_back({number, one.staged() * width, one.elements * width, 1});
       }
     }
   }
+  return by_bucket;
 }
 
 /// By stream the number of its communicator; that of a stream without this node is not used.
@@ -110,31 +117,32 @@ std::size_t Communicators::find_or_add(std::string name, std::vector<std::int64_
   return number;
 }
 
-void Communicators::on_reduced(std::uint32_t bucket, TimePoint now) {
-  if (bucket >= by_bucket_.size()) {
-    return;
-  }
-  for (const Use& use : by_bucket_[bucket]) {
+const std::vector<Communicators::Use>& Communicators::uses_of(std::size_t lane, std::uint32_t bucket) const {
+  static const std::vector<Use> kNone;
+  return lane < by_lane_.size() && bucket < by_lane_[lane].size() ? by_lane_[lane][bucket] : kNone;
+}
+
+void Communicators::on_reduced(std::size_t lane, std::uint32_t bucket, TimePoint now) {
+  for (const Use& use : uses_of(lane, bucket)) {
     Communicator& used = all_[use.communicator];
     used.sent_bytes += use.sent_bytes;
     used.received_bytes += use.received_bytes;
-    used.operations += use.operations;
+    used.operations += used.counted_by == lane ? use.operations : 0;
     used.used = now;
   }
 }
 
-std::uint64_t Communicators::bytes_of(std::uint32_t bucket) const {
+std::uint64_t Communicators::bytes_of(std::size_t lane, std::uint32_t bucket) const {
   std::uint64_t bytes = 0;
-  if (bucket < by_bucket_.size()) {
-    for (const Use& use : by_bucket_[bucket]) {
-      bytes += use.sent_bytes + use.received_bytes;
-    }
+  for (const Use& use : uses_of(lane, bucket)) {
+    bytes += use.sent_bytes + use.received_bytes;
   }
   return bytes;
 }
 
-std::uint64_t Communicators::collectives_of(std::uint32_t bucket) const {
-  return nccl_ && bucket < by_bucket_.size() ? by_bucket_[bucket].size() : 0;
+std::uint64_t Communicators::collectives_of(std::size_t lane, std::uint32_t bucket) const {
+  const auto counts = [&](const Use& use) { return all_[use.communicator].counted_by == lane; };
+  return nccl_ ? static_cast<std::uint64_t>(std::ranges::count_if(uses_of(lane, bucket), counts)) : 0;
 }
 
 std::vector<CommunicatorStatus> Communicators::status(std::uint64_t epoch, const char* state, TimePoint now) const {

@@ -10,6 +10,7 @@
 #include "plan/plan.hpp"
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,18 +21,21 @@ class Communicators {
  public:
   /// None: nothing travels.
   Communicators() = default;
-  Communicators(const plan::Plan& plan, const device::LaneNodes& nodes);
 
-  /// The lane of this node has reduced the bucket.
-  void on_reduced(std::uint32_t bucket, TimePoint now);
+  /// What a lane of this node takes part in; lanes come in the order of their sites.
+  void add(const plan::Plan& plan, const device::LaneNodes& nodes);
+
+  /// The lane has reduced the bucket. Lanes are counted from 0.
+  void on_reduced(std::size_t lane, std::uint32_t bucket, TimePoint now);
 
   /// The first 16 of them.
   [[nodiscard]] std::vector<CommunicatorStatus> status(std::uint64_t epoch, const char* state, TimePoint now) const;
 
-  [[nodiscard]] std::uint64_t bytes_of(std::uint32_t bucket) const;  ///< both ways, in one reduction
+  /// Both ways, in one reduction by this lane.
+  [[nodiscard]] std::uint64_t bytes_of(std::size_t lane, std::uint32_t bucket) const;
 
-  /// Those of NCCL, in one reduction.
-  [[nodiscard]] std::uint64_t collectives_of(std::uint32_t bucket) const;
+  /// Those of NCCL, in one reduction by this lane, but for those that a lane before it counts.
+  [[nodiscard]] std::uint64_t collectives_of(std::size_t lane, std::uint32_t bucket) const;
 
  private:
   struct Communicator {
@@ -42,6 +46,8 @@ class Communicators {
     std::uint64_t operations = 0;
     std::uint64_t operations_per_step = 0;
     std::optional<TimePoint> used = {};
+    /// The first lane that is a member: an operation of several GPUs of this node is one.
+    std::size_t counted_by = std::numeric_limits<std::size_t>::max();
   };
 
   /// What one reduction of a bucket moves for one of them.
@@ -52,8 +58,12 @@ class Communicators {
     std::uint64_t operations = 0;
   };
 
-  void count_messages(const plan::Plan& plan, const device::LaneNodes& nodes);
-  void count_collectives(const device::LaneNodes& nodes);
+  using UsesByBucket = std::vector<std::vector<Use>>;
+
+  [[nodiscard]] UsesByBucket count_messages(const plan::Plan& plan, const device::LaneNodes& nodes);
+  [[nodiscard]] UsesByBucket count_collectives(const device::LaneNodes& nodes);
+  /// None where nothing of the bucket is known to travel.
+  [[nodiscard]] const std::vector<Use>& uses_of(std::size_t lane, std::uint32_t bucket) const;
   [[nodiscard]] std::vector<std::size_t> take_streams(
       const plan::Plan& plan, const plan::BucketTransfer& transfer, plan::TransferNode node
   );
@@ -61,7 +71,7 @@ class Communicators {
 
   bool nccl_ = false;
   std::vector<Communicator> all_;
-  std::vector<std::vector<Use>> by_bucket_;
+  std::vector<UsesByBucket> by_lane_;
 };
 
 }  // namespace gradsync::engine

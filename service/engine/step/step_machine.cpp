@@ -95,7 +95,8 @@ Actions StepMachine::open(const std::vector<LaneShare>& shares) {
     for (const std::uint32_t bucket : share.buckets) {
       lane_of_bucket_[bucket] = lanes_.size();
     }
-    lanes_.push_back({share.lane, 0, shares.size() > 1 ? share.buckets : std::vector<std::uint32_t>()});
+    const bool cut = shares.size() > 1 && locals_.alone();
+    lanes_.push_back({share.lane, 0, cut ? share.buckets : std::vector<std::uint32_t>()});
   }
   if (!course_.error) {
     launch_ready(actions);
@@ -355,9 +356,16 @@ void StepMachine::launch_ready(Actions& actions) {
       return std::tie(a.rank, a.tensor) < std::tie(b.rank, b.tensor);
     });
     launch.defer = !shared() && locals_.alone() && multiplied_in_a_row_ >= kMultipliedBefore;
-    launch.lane = launch_on(lanes_[lane_of_bucket_[bucket]]);
     ++course_.next_launch;
-    actions.emplace_back(std::move(launch));
+    if (!is_sites()) {
+      launch.lane = launch_on(lanes_[lane_of_bucket_[bucket]]);
+      actions.emplace_back(std::move(launch));
+      continue;
+    }
+    for (LaneWork& work : lanes_) {
+      launch.lane = launch_on(work);
+      actions.emplace_back(launch);
+    }
   }
 }
 

@@ -41,7 +41,8 @@ class StepMachine {
   /// All ranks of the plan are here.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
 
-  /// The lanes have the plan. Where there are several each measures its buckets, and one decision is taken for all.
+  /// The lanes have the plan. Where there are several on a node that is alone, each measures its buckets, and one
+  /// decision is taken for all. Over nodes each lane is a site: it reduces every bucket, and finishes all of them.
   [[nodiscard]] Actions open(const std::vector<LaneShare>& shares);
 
   /// `micro_batch`: that completed the bucket, where the rank says so.
@@ -83,8 +84,9 @@ class StepMachine {
   // other nodes
   /// All nodes ask for the same. `math`: what was decided by the sums of all, for a norm.
   [[nodiscard]] Actions on_agreed(device::StepMath math);
-  /// Rows are wanted while the other nodes are asked; else nothing follows.
-  [[nodiscard]] Actions on_rows_wanted(device::ReadRows wanted);
+  /// Rows are wanted while the other nodes are asked, by lane as in `open`, of which some have none; else nothing
+  /// follows.
+  [[nodiscard]] Actions on_rows_wanted(std::vector<device::ReadRows> wanted);
   /// Whether these rows are of the attempt that is under way.
   [[nodiscard]] bool on_rows_read(device::LaneId lane, std::uint64_t tag);
 
@@ -187,7 +189,7 @@ class StepMachine {
   struct Course {
     Phase phase = Phase::Collecting;
     std::size_t next_launch = 0;
-    std::size_t reduced = 0;
+    std::size_t finished = 0;                ///< lanes that have answered a finish
     std::vector<device::Measured> measured;  ///< by lanes that share the plan, until all have
     bool half_warned = false;
     bool overdue = false;                ///< Asking: the other nodes were told that the time is over
@@ -208,6 +210,7 @@ class StepMachine {
     device::LaneId lane = device::kHostLane;
     std::size_t outstanding = 0;              ///< commands, an Abort included
     std::vector<std::uint32_t> buckets = {};  ///< its part of a plan that several share
+    std::size_t reduced = 0;                  ///< buckets in this attempt
   };
 
   [[nodiscard]] std::size_t seat(std::int64_t rank) const { return locals_.seat_of_local(rank); }
@@ -217,7 +220,11 @@ class StepMachine {
   /// Counts one command more for the lane, and says its id.
   [[nodiscard]] static device::LaneId launch_on(LaneWork& work);
 
-  [[nodiscard]] bool shared() const { return lanes_.size() > 1; }
+  /// Lanes have cut the plan's buckets.
+  [[nodiscard]] bool shared() const { return lanes_.size() > 1 && locals_.alone(); }
+
+  /// Every lane has every bucket.
+  [[nodiscard]] bool is_sites() const { return lanes_.size() > 1 && !locals_.alone(); }
 
   /// Lanes of several nodes add gradients up.
   [[nodiscard]] bool travels() const { return !locals_.alone() && plan_->options.data_path == plan::DataPath::Arena; }
@@ -237,7 +244,9 @@ class StepMachine {
   /// The norm is known, and everything is multiplied that should be: what on_finished and on_decided end with.
   void end_measured(device::StepMath&& math, Actions& actions);
   void prepare(device::StepMath&& math, Actions& actions);
-  void count_report(device::LaneId lane);
+  LaneWork& count_report(device::LaneId lane);
+  /// Buckets of the plan that every lane which has them has reduced.
+  [[nodiscard]] std::size_t reduced() const;
   [[nodiscard]] std::vector<std::string> unready_tensors(std::int64_t rank) const;
   [[nodiscard]] std::optional<Error> bad_index(std::int64_t rank, const FinishRequest& request) const;
   [[nodiscard]] std::optional<Error> bad_unused(

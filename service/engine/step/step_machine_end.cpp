@@ -37,13 +37,10 @@ void StepMachine::launch_norm(const Ask& ask, Actions& actions) {
     }
     return;
   }
-  actions.emplace_back(LaunchFinish{
-      launch_on(lanes_.front()),
-      ask.scale,
-      ask.scaled,
-      ask.kind == Ask::Kind::NormOnly,
-      ask.override_max_norm,
-      ask.max_norm});
+  for (LaneWork& work : lanes_) {
+    actions.emplace_back(LaunchFinish{
+        launch_on(work), ask.scale, ask.scaled, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
+  }
 }
 
 void StepMachine::launch_scale(const Ask& ask, Actions& actions) {
@@ -111,10 +108,15 @@ Actions StepMachine::on_agreed(device::StepMath math) {
   return actions;
 }
 
-Actions StepMachine::on_rows_wanted(device::ReadRows wanted) {
+Actions StepMachine::on_rows_wanted(std::vector<device::ReadRows> wanted) {
   Actions actions;
-  if (asking()) {
-    actions.emplace_back(LaunchRead{launch_on(lanes_.front()), std::move(wanted)});
+  if (!asking()) {
+    return actions;
+  }
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (!wanted[lane].classes.empty() || !wanted[lane].boxes.empty()) {
+      actions.emplace_back(LaunchRead{launch_on(lanes_[lane]), std::move(wanted[lane])});
+    }
   }
   return actions;
 }
@@ -127,18 +129,28 @@ bool StepMachine::on_rows_read(device::LaneId lane, std::uint64_t tag) {
   return asking();
 }
 
-void StepMachine::count_report(device::LaneId lane) {
+StepMachine::LaneWork& StepMachine::count_report(device::LaneId lane) {
   const auto work = std::find_if(lanes_.begin(), lanes_.end(), [&](const LaneWork& each) { return each.lane == lane; });
   GRADSYNC_ASSERT(
       work != lanes_.end() && work->outstanding > 0, "a lane reports once on each command that it was given"
   );
   --work->outstanding;
+  return *work;
+}
+
+std::size_t StepMachine::reduced() const {
+  std::size_t least = plan_->buckets.size();
+  std::size_t all = 0;
+  for (const LaneWork& work : lanes_) {
+    least = std::min(least, work.reduced);
+    all += work.reduced;
+  }
+  return is_sites() ? least : all;
 }
 
 void StepMachine::on_reduced(device::LaneId lane, std::uint64_t tag) {
   if (tag == attempt_) {
-    count_report(lane);
-    ++course_.reduced;
+    ++count_report(lane).reduced;
   }
 }
 
@@ -150,6 +162,9 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
   count_report(lane);
   if (course_.error) {
     return actions;  // the Abort's report settles it
+  }
+  if (++course_.finished < lanes_.size()) {
+    return actions;
   }
   if (locals_.alone()) {
     end_measured(std::move(math), actions);
@@ -195,7 +210,7 @@ Actions StepMachine::on_decided(device::StepMath math) {
 }
 
 void StepMachine::end_measured(device::StepMath&& math, Actions& actions) {
-  GRADSYNC_ASSERT(course_.reduced == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
+  GRADSYNC_ASSERT(reduced() == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
   if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
     course_.phase = Phase::NormGiven;
     norm_.math = math;
@@ -224,7 +239,7 @@ Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double cl
   if (course_.error) {
     return actions;
   }
-  norm_.math.clip_s = shared() ? std::max(norm_.math.clip_s, clip_s) : clip_s;
+  norm_.math.clip_s = lanes_.size() > 1 ? std::max(norm_.math.clip_s, clip_s) : clip_s;
   if (busy()) {
     return actions;  // another lane still multiplies
   }
@@ -359,6 +374,7 @@ void StepMachine::end_attempt() {
   }
   for (LaneWork& work : lanes_) {
     work.outstanding = 0;  // a read of rows may be under way; its report is of another attempt by then
+    work.reduced = 0;
   }
   course_ = Course{};
   forget_asks();

@@ -46,7 +46,7 @@ std::string StepMachine::lane_work() const {
     return "the tables of all ranks are filled, the norm is not known";
   }
   const char* const with = travels() ? " with the other nodes" : "";
-  return fmt::format("{} of {} buckets reduced{}", course_.reduced, plan_->buckets.size(), with);
+  return fmt::format("{} of {} buckets reduced{}", reduced(), plan_->buckets.size(), with);
 }
 
 std::optional<TimePoint> StepMachine::deadline() const {

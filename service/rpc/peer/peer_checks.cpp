@@ -50,6 +50,14 @@ bool add_declared(
   return true;
 }
 
+/// One for each rank, or none.
+bool is_for_ranks(FieldReader& reader, const std::vector<std::uint32_t>& devices, std::size_t ranks) {
+  return devices.empty() || devices.size() == ranks ||
+         fail_at(
+             reader, "devices", "has {} entries; expected {}, one for each rank of the node", devices.size(), ranks
+         );
+}
+
 bool has_joined_ranks(FieldReader& reader, const engine::PeerJoin& join) {
   RankSet attached;
   for (const std::int64_t rank : join.ranks) {
@@ -68,7 +76,7 @@ bool has_joined_ranks(FieldReader& reader, const engine::PeerJoin& join) {
       return fail_at(reader, "by_content", "lacks rank {}, which is in ranks; expected the same ranks", rank);
     }
   }
-  return true;
+  return is_for_ranks(reader, join.declared->devices, join.ranks.size());
 }
 
 bool is_page(FieldReader& reader, std::uint32_t page, std::uint32_t pages) {
@@ -115,8 +123,15 @@ bool is_consistent(FieldReader& reader, const engine::PeerPrepare& prepare) {
       return false;
     }
     std::int64_t lowest = kPeerRanks;
+    std::size_t ranks = 0;
     for (const engine::DeclaredRanks& declared : by_content) {
       lowest = std::min(lowest, declared.ranks.front().first);
+      for (const engine::RankSpan& span : declared.ranks) {
+        ranks += static_cast<std::size_t>(span.second);
+      }
+    }
+    if (!is_for_ranks(reader, prepare.roster[i].devices, ranks)) {
+      return false;
     }
     if (lowest <= least) {
       return fail_at(
@@ -134,9 +149,9 @@ bool is_consistent(FieldReader& reader, const engine::PeerAsk& ask) {
     return fail_at(reader, "scale", "is {}; expected a finite number above 0", terms.scale);
   }
   const bool measures = terms.kind == engine::Ask::Kind::Finish || terms.kind == engine::Ask::Kind::NormOnly;
-  if (measures != ask.cells.has_value()) {
-    return measures ? fail_at(reader, "cells", "is missing; expected the sums of this node for finish and norm")
-                    : fail_at(reader, "cells", "does not belong to the kinds clip and import");
+  if (measures == ask.sites.empty()) {
+    return measures ? fail_at(reader, "sites", "is missing; expected the sums of this node for finish and norm")
+                    : fail_at(reader, "sites", "does not belong to the kinds clip and import");
   }
   const bool imports = terms.kind == engine::Ask::Kind::Import;
   if (imports != !terms.state_digest.empty()) {

@@ -25,7 +25,7 @@ inline constexpr std::int64_t kPeerRanks = 4096;
 inline constexpr std::int64_t kPeerTensors = 10'000'000;  ///< no daemon takes more, whatever limits.tensors says
 inline constexpr std::int64_t kNamedTensors = 20;
 inline constexpr std::int64_t kComparedBoxes = 64;
-inline constexpr std::int64_t kNodeCommunicators = 32;  ///< of all lanes of a node
+inline constexpr std::int64_t kNodeCommunicators = 80;  ///< of all lanes of a node
 inline constexpr Bounds kCommunicatorName{1, 1024};
 inline constexpr std::int64_t kStateBytes = 2 << 20;  ///< of a page of policies; its text has twice as many digits
 inline constexpr Bounds kPeerEpoch{1, 0xFFFF'FFFF};   ///< half a word: that of an attempt has both its numbers

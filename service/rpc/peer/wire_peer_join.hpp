@@ -57,6 +57,7 @@ struct Fields<engine::NodeDeclared> {
     v.required("by_content", s.by_content, "which ranks declared what", kRankCount);
     optional_as<Fingerprints>(v, "weight_fingerprints", s.weight_fingerprints, "one list per `weights`", kRankCount);
     v.required("settings", s.settings, "equal on all nodes");
+    optional_as<Usual>(v, "devices", s.devices, "by rank: which of its devices; absent: one has all", kRankCount);
   }
 };
 
@@ -179,6 +180,7 @@ struct Fields<engine::RosterNode> {
     required_as<PortNumber>(v, "port", s.port, "of its listener for other daemons");
     required_as<HexDigest>(v, "incarnation", s.incarnation, "its life");
     v.required("by_content", s.by_content, "which of its ranks declared what", Bounds{1, kPeerRanks});
+    optional_as<Usual>(v, "devices", s.devices, "by rank: which of its devices; absent: one has all", kRankCount);
   }
 };
 

@@ -81,6 +81,17 @@ struct Fields<engine::NodeFindings> {
 };
 
 template <>
+struct Fields<engine::SiteSums> {
+  static constexpr const char* kName = "SiteSums";
+
+  static void visit(auto& v, auto& s) {
+    v.required("cells", s.cells, "its sums");
+    v.required("findings", s.findings, "in its gradients");
+    optional_as<HexWords>(v, "row_hashes", s.row_hashes, "by comparison class of this device");
+  }
+};
+
+template <>
 struct Fields<engine::PeerAsk> {
   static constexpr const char* kName = "peer.ask";
   static constexpr std::size_t kMostBytes = kPeerTextBytes;
@@ -96,9 +107,7 @@ struct Fields<engine::PeerAsk> {
     v.optional("max_norm", s.terms.max_norm, "absent: measure only, or as declared", kNatural);
     optional_as<HexDigest>(v, "state_digest", s.terms.state_digest, "of the state that is imported");
     required_as<HexDigest>(v, "policy_digest", s.policy_digest, "before the step");
-    v.optional("cells", s.cells, "the sums of this node; absent for clip and import");
-    v.required("findings", s.findings, "of this node");
-    optional_as<HexWords>(v, "row_hashes", s.row_hashes, "by comparison class of this node");
+    optional_as<Usual>(v, "sites", s.sites, "what each device measured; absent for clip and import", kRankCount);
   }
 };
 
@@ -123,6 +132,7 @@ struct Fields<engine::PeerRows> {
     required_as<HexWord>(v, "word", s.word, "the attempt", kNotZero);
     optional_as<HexWords>(v, "box_hashes", s.box_hashes, "of the classes that were asked for, box by box");
     optional_as<Usual>(v, "rows", s.rows, "of the boxes that were asked for");
+    v.required("site", s.site, "which of the node's devices", kRankNumber);
   }
 };
 

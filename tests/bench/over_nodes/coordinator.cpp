@@ -155,9 +155,10 @@ class Star {
     ask.word = word;
     ask.terms.step = static_cast<std::int64_t>(attempt_);
     ask.policy_digest = kDigest;
-    ask.cells = cells_of(0.123456789, 1'000'000);
-    ask.cells->layers.assign(layers_, ask.cells->whole);
-    ask.row_hashes = {0x123456789abcdef0};
+    SiteSums& sums = ask.sites.emplace_back();
+    sums.cells = cells_of(0.123456789, 1'000'000);
+    sums.cells.layers.assign(layers_, sums.cells.whole);
+    sums.row_hashes = {0x123456789abcdef0};
     return ask;
   }
 

@@ -9,21 +9,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import BINARY, DEADLINE_S, Daemon
-from gpu_ranks import GPUS, GpuRank, all_do, options, workers_of
+from daemon import DEADLINE_S, Daemon
+from gpu_jobs import LIBRARY, ON_GPUS, declare, ranks_over, until_done
+from gpu_ranks import GpuRank, all_do, options, workers_of
 from node_jobs import Nodes
 
 import gradsync
 
 pytest.importorskip("torch")
 
-LIBRARY = Path(BINARY).parents[1] / "lib" / "libnccl_fake.so"
-ON_GPUS = options("--nccl-library", str(LIBRARY))
 WARM_UP = 3  # operations of a new communicator, before its first step
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not built")
@@ -31,18 +29,6 @@ pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not 
 
 def with_faults(script: str) -> tuple[str, ...]:
     return ("env", f"GRADSYNC_FAKE_NCCL={script}")
-
-
-@contextlib.contextmanager
-def ranks_over(nodes: Nodes, per_node: int) -> Iterator[list[GpuRank]]:
-    world = per_node * len(nodes.daemons)
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                GpuRank(nodes.address(rank // per_node), "job", rank, world, over=(per_node, nodes.coordinator))
-            )
-            for rank in range(world)
-        ]
 
 
 def steps_of(ranks: list[GpuRank], count: int = 3) -> list[list[dict[str, Any]]]:
@@ -55,23 +41,6 @@ def right_steps(world: int) -> list[list[dict[str, Any]]]:
         ranks = [stack.enter_context(GpuRank(daemon.socket, "cpu", rank, world)) for rank in range(world)]
         all_do(ranks, "declare", device="cpu")
         return steps_of(ranks)
-
-
-def declare(ranks: list[GpuRank]) -> None:
-    answers = all_do(ranks, "declare", device="cuda")
-    assert all("digest" in answer for answer in answers), answers
-
-
-def until_done(ranks: list[GpuRank], seed: int) -> list[dict[str, Any]]:
-    """As trainers do that compute the step again when it was lost, and declare again where they are told to."""
-    end = time.monotonic() + DEADLINE_S
-    answers: list[dict[str, Any]] = [{} for _ in ranks]
-    while not all("norm" in answer for answer in answers):
-        assert time.monotonic() < end, answers
-        answers = all_do(ranks, "step", seed=seed, whole=True)
-        if any(answer.get("kind") in ("StepFailed", "UnknownBuffer") for answer in answers):
-            all_do(ranks, "declare", device="cuda")
-    return answers
 
 
 @pytest.mark.timeout(3 * DEADLINE_S)
@@ -144,18 +113,3 @@ def test_gpus_of_one_node_and_memory_of_cpus_of_another_are_refused(tmp_path: Pa
         for answer in (ranks[0].answer(), ranks[1].answer()):
             assert answer["kind"] == "PlanMismatch", answer
             assert "have the gradients of all nodes on GPUs, or of none" in answer["error"]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3 * DEADLINE_S)
-def test_two_gpus_of_one_node_are_refused_with_the_ranks(tmp_path: Path) -> None:
-    with Nodes(tmp_path, 2, *ON_GPUS) as nodes, contextlib.ExitStack() as stack:
-        over = (2, nodes.coordinator)
-        ranks = [
-            stack.enter_context(GpuRank(nodes.address(rank // 2), "job", rank, 4, gpu=GPUS[rank % 2], over=over))
-            for rank in range(4)
-        ]
-        for answer in all_do(ranks, "declare", device="cuda"):
-            assert answer["kind"] == "UnsupportedPlacement", answer
-            assert "of this node have their buffers on two devices" in answer["error"]
-            assert "start a daemon for each GPU" in answer["error"]

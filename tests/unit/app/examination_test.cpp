@@ -125,7 +125,7 @@ TEST_F(ExaminationTest, ends_when_nobody_needs_it_any_more) {
 }
 
 TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_environment_say) {
-  const GpuSection given{"", "GPU-1,--GPU-2", 11, 12, 13};
+  const GpuSection given{"", "GPU-1,--GPU-2", "off", 11, 12, 13};
   const NcclSection nccl{"sockets", "/a/libnccl.so.2", "=eth0", 4, 2, -1, 14, 15};
   std::vector<std::string> words = examination_of(given, nccl).command;
   std::vector<const char*> arguments;
@@ -143,6 +143,7 @@ TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_e
   const GpuSection& read = settings->options.gpu;
   EXPECT_EQ(read.kernels, given.kernels);
   EXPECT_EQ(read.devices, given.devices);
+  EXPECT_EQ(read.peer_access, given.peer_access);
   EXPECT_EQ(read.map_ms, given.map_ms);
   EXPECT_EQ(read.plan_ms, given.plan_ms);
   EXPECT_EQ(read.abort_ms, given.abort_ms);

@@ -177,23 +177,25 @@ Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of
 }
 
 std::optional<std::string> misfit_of(
-    const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
+    const plan::Plan& plan, const Comparison& comparison, const std::vector<SiteNumber>& sites, const PeerAsk& ask
 ) {
-  if (auto misfit = misfit_of(plan, ask.findings)) {
-    return misfit;
-  }
   const bool measured = ask.terms.kind == Ask::Kind::Finish || ask.terms.kind == Ask::Kind::NormOnly;
-  if (measured != ask.cells.has_value()) {
-    return measured ? "has no sums" : "has sums that nothing asks for";
+  if (ask.sites.size() != (measured ? sites.size() : 0)) {
+    return measured ? fmt::format("has sums of {} devices, and its node {}", ask.sites.size(), sites.size())
+                    : "has sums that nothing asks for";
   }
-  if (!measured) {
-    return std::nullopt;
-  }
-  if (auto misfit = misfit_of(comparison, *ask.cells)) {
-    return misfit;
-  }
-  if (ask.row_hashes.size() != comparison.of_node[node].size()) {
-    return fmt::format("has {} hashes for {} classes", ask.row_hashes.size(), comparison.of_node[node].size());
+  for (std::size_t at = 0; at < ask.sites.size(); ++at) {
+    const SiteSums& site = ask.sites[at];
+    const std::size_t classes = comparison.of_node[sites[at]].size();
+    if (auto misfit = misfit_of(plan, site.findings)) {
+      return misfit;
+    }
+    if (auto misfit = misfit_of(comparison, site.cells)) {
+      return misfit;
+    }
+    if (site.row_hashes.size() != classes) {
+      return fmt::format("has {} hashes for {} classes", site.row_hashes.size(), classes);
+    }
   }
   return std::nullopt;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Which parts of tensors lie on several nodes, as a pure function of plan and rank → node. Made on the planner's
-// thread.
+// thread. Where GPUs of a node are sites of their own (docs/adr/0045), each of them is a node here.
 //
 // A box is counted on its owner, the node of its lowest holder; other nodes that hold it compare. Boxes with equal sets
 // of nodes and one owner make a class, and a node sends one hash per class that it is in, in the order of classes
@@ -45,9 +45,9 @@ struct Comparison {
 /// `node_of_rank`: one number per rank of the job.
 [[nodiscard]] Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank);
 
-/// What an ask of this node says that is impossible with this plan, in words; nothing: it may be read.
+/// What an ask of the node with these sites says that is impossible with this plan, in words; nothing: it may be read.
 [[nodiscard]] std::optional<std::string> misfit_of(
-    const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
+    const plan::Plan& plan, const Comparison& comparison, const std::vector<SiteNumber>& sites, const PeerAsk& ask
 );
 
 /// The same of a decision of the coordinator, to which the ask of this node led.

@@ -60,9 +60,9 @@ std::uint64_t collective_staging_of(const device::LaneNodes& nodes) {
     for (const plan::TransferCollective& one : plan::collectives_of(transfer)) {
       if (std::ranges::binary_search(one.members, nodes.node)) {
         const bool scatters = one.kind == plan::TransferCollective::Kind::ReduceScatter;
-        const std::uint64_t place = one.elements * plan::size_of(transfer.sum);
-        const std::uint64_t result = scatters ? plan::align_up(place) : 0;
-        largest = std::max(largest, plan::align_up(place * one.blocks.size()) + result);
+        const std::uint64_t width = plan::size_of(transfer.sum);
+        const std::uint64_t result = scatters ? plan::align_up(one.elements * width) : 0;
+        largest = std::max(largest, plan::align_up(one.staged() * width) + result);
       }
     }
   }

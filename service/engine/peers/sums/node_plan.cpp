@@ -77,6 +77,12 @@ device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& compar
   return nodes;
 }
 
+device::LaneNodes at_site(device::LaneNodes nodes, const Comparison& comparison, SiteNumber site) {
+  nodes.node = site;
+  nodes.classes = classes_of(comparison, site);
+  return nodes;
+}
+
 std::uint64_t memory_of(const device::LaneNodes& nodes) {
   std::uint64_t bytes = nodes.node_of_rank.size() * sizeof(NodeNumber);
   std::uint64_t staged = 0;

@@ -22,6 +22,9 @@ namespace gradsync::engine {
 /// nodes make the same transfers, whose sizes are those of the release.
 [[nodiscard]] device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& comparison, NodeNumber node);
 
+/// The same for another site of this node.
+[[nodiscard]] device::LaneNodes at_site(device::LaneNodes nodes, const Comparison& comparison, SiteNumber site);
+
 /// What it takes of the memory, about: the programs and what the lane makes of them, its staging memory, and what is
 /// compared, here and by the job.
 [[nodiscard]] std::uint64_t memory_of(const device::LaneNodes& nodes);

@@ -19,7 +19,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-/// What it says of epochs is what one node says alone; verdicts come from the test.
+/// What it says of epochs, and what it decides by, is what one node says alone; verdicts come from the test.
 class ScriptedPeers final : public Peers {
  public:
   explicit ScriptedPeers(std::vector<LocalsChanged>& changed, std::vector<std::uint64_t>& votes)
@@ -29,6 +29,15 @@ class ScriptedPeers final : public Peers {
     if (auto* changed = std::get_if<LocalsChanged>(&event)) {
       changed_.push_back(*changed);
       changed->words = {};
+    }
+    if (const auto* asked = std::get_if<LocalsAsked>(&event)) {
+      PeerDecision decision{asked->ask.word, std::nullopt, {}};
+      if (!asked->ask.sites.empty()) {
+        decision.cells = asked->ask.sites.front().cells;
+      }
+      PeerEvents events;
+      events.emplace_back(SumsKnown{std::move(decision)});
+      return events;
     }
     return alone_.tell(std::move(event));
   }

@@ -29,8 +29,8 @@ TEST(CoordinatorAttempt, asks_of_other_attempts_do_not_count) {
 TEST(CoordinatorAttempt, adds_the_sums_of_all_nodes) {
   LedCoordinator led(kBegun);
   PeerAsk ask = ask_of(kWord);
-  ask.cells->whole.power_sum = {2, 0};
-  ask.cells->counted_elements = 5;
+  ask.sites[0].cells.whole.power_sum = {2, 0};
+  ask.sites[0].cells.counted_elements = 5;
   const auto decision = sent<PeerDecision>(led.all(ask));
   EXPECT_EQ(decision.cells->whole.power_sum.high, 6);
   EXPECT_EQ(decision.cells->counted_elements, 15U);

@@ -33,9 +33,9 @@ struct ComparingNodes : LedCoordinator {
 
   CoordinatorActions ask(NodeNumber node, std::uint64_t hash, std::uint64_t word = kWord) {
     PeerAsk ask = ask_of(word);
-    ask.row_hashes = {hash};
-    ask.cells->whole = cells_of(node == 0 ? 9 : 0, 0).whole;
-    ask.cells->counted_elements = node == 0 ? 4 : 0;
+    ask.sites[0].row_hashes = {hash};
+    ask.sites[0].cells.whole = cells_of(node == 0 ? 9 : 0, 0).whole;
+    ask.sites[0].cells.counted_elements = node == 0 ? 4 : 0;
     return by(node, ask);
   }
 
@@ -123,7 +123,7 @@ TEST(CoordinatorCompare, a_result_of_one_node_alone_is_counted_where_its_first_s
   ComparingNodes led(plan);
   const auto ask = [&](NodeNumber node, std::vector<std::uint64_t> hashes) {
     PeerAsk asking = ask_of(kWord);
-    asking.row_hashes = std::move(hashes);
+    asking.sites[0].row_hashes = std::move(hashes);
     return led.by(node, asking);
   };
   (void)ask(0, {});

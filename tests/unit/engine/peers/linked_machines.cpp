@@ -219,7 +219,7 @@ void LinkedMachines::ask(std::size_t index) {
   ask.terms.deadline = now_ + std::chrono::hours(1);
   ask.policy_digest = std::to_string(node.policies);
   if (ask.terms.kind != Ask::Kind::Clip) {
-    ask.cells.emplace();
+    ask.sites.emplace_back();
     asked_[node.word].insert(index);
   }
   local(index, LocalsAsked{std::move(ask)});

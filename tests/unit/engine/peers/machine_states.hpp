@@ -56,7 +56,7 @@ inline PeerAsk ask_of(std::uint64_t word, Ask::Kind kind = Ask::Kind::Finish) {
   ask.terms.deadline = kNow + std::chrono::seconds(60);
   ask.policy_digest = "policies";
   if (kind == Ask::Kind::Finish || kind == Ask::Kind::NormOnly) {
-    ask.cells.emplace();
+    ask.sites.emplace_back();
   }
   return ask;
 }

@@ -293,7 +293,7 @@ TEST(Planner, says_what_travels_and_to_which_nodes) {
   ASSERT_EQ(nodes.transfers.size(), prepared.plan->buckets.size());
   EXPECT_EQ(nodes.transfers[0].streams.size(), 1u);
   EXPECT_EQ(prepared.linked, (std::vector<NodeNumber>{0}));
-  EXPECT_EQ(prepared.node, 1u);
+  EXPECT_EQ(prepared.shares[0].site, 1u);
   ASSERT_TRUE(prepared.comparison);
   EXPECT_TRUE(prepared.comparison->classes.empty()) << "there is one sum, which both get";
   EXPECT_EQ(prepared.comparison->of_node.size(), 2u);
@@ -335,7 +335,8 @@ TEST(Planner, gradients_of_several_nodes_that_lie_on_gpus_travel_by_communicator
   EXPECT_EQ(nodes.communicators->needed.size(), 1u);
 }
 
-TEST(Planner, two_gpus_of_one_node_are_refused_by_their_ranks_where_there_are_others) {
+/// Ranks 0 and 1 are on the other node, 2 and 3 on GPUs of this one.
+PlanRequest request_of_sites() {
   PlanRequest asked = request_of_nodes();
   for (std::size_t rank = 2; rank < 4; ++rank) {
     asked.by_rank.own().push_back(asked.by_rank[0]);
@@ -344,16 +345,50 @@ TEST(Planner, two_gpus_of_one_node_are_refused_by_their_ranks_where_there_are_ot
   asked.world_size = 4;
   asked.weights = std::vector<std::shared_ptr<const WeightFingerprints>>(4);
   asked.node_of_rank = {0, 0, 1, 1};
+  asked.site_of_rank = {0, 0, 1, 2};
   asked.node = 1;
   asked.lane_of_rank = {3, 3, 3, 4};  // a node knows its own ranks' lanes
-  const PlanOutcome outcome = run_planner(asked);
-  ASSERT_FALSE(outcome.plan);
-  EXPECT_EQ(outcome.plan.error().code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(outcome.plan.error().ranks, (std::vector<std::int64_t>{2, 3}));
-  EXPECT_NE(outcome.plan.error().message.find("ranks 2 and 3 of this node"), std::string::npos);
-  EXPECT_NE(outcome.plan.error().hint.find("start a daemon for each GPU"), std::string::npos);
-  asked.lane_of_rank = {3, 3, 3, 3};
-  EXPECT_TRUE(run_planner(asked).plan);
+  return asked;
+}
+
+TEST(Planner, each_gpu_of_a_node_has_every_bucket_and_its_own_part_of_what_travels) {
+  const PlanOutcome outcome = run_planner(request_of_sites());
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  const PreparedPlan& prepared = **outcome.plan;
+  ASSERT_EQ(prepared.shares.size(), 2u);
+  EXPECT_EQ(prepared.shares[0], (LaneShare{3, {0}, 1}));
+  EXPECT_EQ(prepared.shares[1], (LaneShare{4, {0}, 2}));
+  EXPECT_FALSE(prepared.join) << "cells go to the coordinator";
+  ASSERT_EQ(prepared.other_sites.size(), 1u);
+  const device::LaneNodes& first = std::get<device::LanePlan>(prepared.layout).nodes;
+  const device::LaneNodes& second = prepared.other_sites[0];
+  EXPECT_EQ(first.node, 1u);
+  EXPECT_EQ(second.node, 2u);
+  EXPECT_EQ(second.node_of_rank, (std::vector<NodeNumber>{0, 0, 1, 2}));
+  EXPECT_EQ(prepared.comparison->node_of_rank, second.node_of_rank);
+  ASSERT_TRUE(first.communicators && second.communicators);
+  ASSERT_EQ(second.communicators->needed.size(), 1u);
+  EXPECT_EQ(second.communicators->needed[0].spec.ranks, (std::vector<std::int64_t>{0, 2, 3}));
+  EXPECT_EQ(first.communicators->needed[0].spec.own, 1u);
+  EXPECT_EQ(second.communicators->needed[0].spec.own, 2u);
+}
+
+TEST(Planner, memory_of_a_cpu_beside_several_gpus_of_a_node_is_refused_with_the_ranks) {
+  PlanRequest asked = request_of_sites();
+  asked.lane_of_rank = {3, 3, 3, device::kHostLane};
+  const auto expect_refused = [&](std::vector<std::int64_t> ranks) {
+    const PlanOutcome outcome = run_planner(asked);
+    ASSERT_FALSE(outcome.plan);
+    EXPECT_EQ(outcome.plan.error().code, ErrorCode::UnsupportedPlacement);
+    EXPECT_EQ(outcome.plan.error().ranks, ranks);
+    EXPECT_NE(
+        outcome.plan.error().message.find("memory of a CPU and of a GPU is not summed together"), std::string::npos
+    );
+  };
+  expect_refused({3, 2});
+  asked.site_of_rank = {0, 1, 2, 2};  // the other node has two GPUs
+  asked.lane_of_rank = std::vector<device::LaneId>(4, device::kHostLane);
+  expect_refused({2, 1});
 }
 
 }  // namespace

@@ -25,7 +25,9 @@ using ::testing::SizeIs;
 constexpr TimePoint kAsked{std::chrono::seconds(100)};
 
 Communicators of_node(const plan::Plan& plan, const std::vector<NodeNumber>& nodes, NodeNumber node) {
-  return {plan, lane_nodes_of(plan, comparison_of(plan, nodes), node)};
+  Communicators communicators;
+  communicators.add(plan, lane_nodes_of(plan, comparison_of(plan, nodes), node));
+  return communicators;
 }
 
 TEST(Communicators, have_the_name_of_their_axes_and_ranks) {
@@ -49,12 +51,12 @@ TEST(Communicators, count_what_the_program_of_the_node_moves) {
   EXPECT_EQ(unused.transport, "sockets");
   EXPECT_EQ(unused.operations, 0U);
   EXPECT_EQ(unused.operations_per_step, 1U);
-  EXPECT_EQ(node.collectives_of(0), 0U);
+  EXPECT_EQ(node.collectives_of(0, 0), 0U);
   EXPECT_EQ(unused.last_use_age_s, -1);
-  EXPECT_EQ(node.bytes_of(0), 804U) << "as worked out in docs/adr/0032: 145 and 257 bytes each way";
-  node.on_reduced(0, kAsked);
-  node.on_reduced(0, kAsked);
-  node.on_reduced(9, kAsked);  // no bucket of the plan
+  EXPECT_EQ(node.bytes_of(0, 0), 804U) << "as worked out in docs/adr/0032: 145 and 257 bytes each way";
+  node.on_reduced(0, 0, kAsked);
+  node.on_reduced(0, 0, kAsked);
+  node.on_reduced(0, 9, kAsked);  // no bucket of the plan
   const CommunicatorStatus used = node.status(7, "reducing", kAsked + std::chrono::seconds(3))[0];
   EXPECT_EQ(used.sent_bytes, 804U);
   EXPECT_EQ(used.received_bytes, 804U);
@@ -73,11 +75,12 @@ TEST(Communicators, count_collectives_where_nccl_carries_what_travels) {
   const plan::Plan plan = job.plan();
   device::LaneNodes nodes = lane_nodes_of(plan, comparison_of(plan, {0, 1}), 1);
   nodes.communicators = lane_communicators_of(plan, nodes);
-  Communicators node(plan, nodes);
-  EXPECT_EQ(node.collectives_of(0), 1U);
-  EXPECT_EQ(node.collectives_of(9), 0U);
-  node.on_reduced(0, kAsked);
-  node.on_reduced(0, kAsked);
+  Communicators node;
+  node.add(plan, nodes);
+  EXPECT_EQ(node.collectives_of(0, 0), 1U);
+  EXPECT_EQ(node.collectives_of(0, 9), 0U);
+  node.on_reduced(0, 0, kAsked);
+  node.on_reduced(0, 0, kAsked);
   ASSERT_THAT(node.status(7, "idle", kAsked), SizeIs(1));
   const CommunicatorStatus used = node.status(7, "idle", kAsked)[0];
   EXPECT_EQ(used.name, plan::communicator_name({"dp"}, {0, 1}));
@@ -87,6 +90,30 @@ TEST(Communicators, count_collectives_where_nccl_carries_what_travels) {
   EXPECT_EQ(used.operations_per_step, 1U);
   EXPECT_EQ(used.sent_bytes, 2U * 2 * 51 * sizeof(float));
   EXPECT_EQ(used.received_bytes, 2U * 51 * sizeof(float));
+}
+
+/// Two GPUs of this node, and one of another; all three are members of one communicator.
+TEST(Communicators, of_several_gpus_of_a_node_are_counted_once_and_their_bytes_together) {
+  plan::TransferJob job(plan::mesh({{"dp", 3}}));
+  ASSERT_TRUE(job.add(plan::tensor("w", {100})));
+  const plan::Plan plan = job.plan();
+  Communicators node;
+  for (const SiteNumber site : {0U, 1U}) {
+    device::LaneNodes nodes = lane_nodes_of(plan, comparison_of(plan, {0, 1, 2}), site);
+    nodes.communicators = lane_communicators_of(plan, nodes);
+    node.add(plan, nodes);
+  }
+  EXPECT_EQ(node.collectives_of(0, 0), 1U) << "of three blocks";
+  EXPECT_EQ(node.collectives_of(1, 0), 0U) << "the first lane has counted it";
+  EXPECT_EQ(node.collectives_of(2, 0), 0U) << "there is no such lane";
+  node.on_reduced(0, 0, kAsked);
+  node.on_reduced(1, 0, kAsked);
+  ASSERT_THAT(node.status(7, "idle", kAsked), SizeIs(1));
+  const CommunicatorStatus used = node.status(7, "idle", kAsked)[0];
+  EXPECT_THAT(used.ranks, ElementsAre(0, 1, 2));
+  EXPECT_EQ(used.operations, 1U);
+  EXPECT_EQ(used.operations_per_step, 1U);
+  EXPECT_EQ(used.sent_bytes, 2U * (64 + 64 + 37) * sizeof(float)) << "32, 32 and 36 elements, and a number for each";
 }
 
 TEST(Communicators, are_those_that_the_node_takes_part_in) {

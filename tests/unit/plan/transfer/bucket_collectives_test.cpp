@@ -18,25 +18,35 @@ using Kind = TransferCollective::Kind;
 struct SeenCollectives {
   int scattered = 0;
   int reduced = 0;
+  int together = 0;
   int empty_places = 0;
 };
 
-void expect_block_fits(const BucketTransfer& transfer, const TransferCollective& one, std::size_t place) {
+void expect_block_fits(
+    const BucketTransfer& transfer, const TransferCollective& one, std::size_t place, std::uint64_t most_together
+) {
   const TransferBlock& block = transfer.blocks[one.blocks[place]];
   const TransferStream& stream = transfer.streams[block.stream];
   EXPECT_EQ(stream.sources, one.members);
-  EXPECT_GE(one.elements, block.elements + block.pieces);
+  const std::uint64_t end = place + 1 < one.begins.size() ? one.begins[place + 1] : one.staged();
+  EXPECT_GE(end, one.begins[place] + block.elements + block.pieces);
   if (one.kind == Kind::ReduceScatter) {
     EXPECT_EQ(stream.destinations, std::vector<TransferNode>(1, one.members[place]));
+    EXPECT_GE(one.elements, block.elements + block.pieces);
+  } else {
+    EXPECT_EQ(one.begins[place] % kTransferUnit, 0U);
+    EXPECT_TRUE(one.blocks.size() == 1 || one.elements <= most_together);
   }
 }
 
-void expect_collectives(const BucketTransfer& transfer, SeenCollectives& seen) {
+void expect_collectives(const BucketTransfer& transfer, std::uint64_t most_together, SeenCollectives& seen) {
   std::vector<std::uint32_t> blocks;
-  for (const TransferCollective& one : collectives_of(transfer)) {
+  for (const TransferCollective& one : collectives_of(transfer, most_together)) {
     const bool scatters = one.kind == Kind::ReduceScatter;
-    EXPECT_EQ(one.blocks.size(), scatters ? one.members.size() : 1);
+    EXPECT_TRUE(!scatters || one.blocks.size() == one.members.size());
+    EXPECT_EQ(one.begins.size(), one.blocks.size());
     (scatters ? seen.scattered : seen.reduced) += 1;
+    seen.together += !scatters && one.blocks.size() > 1 ? 1 : 0;
     std::uint64_t most = 0;
     std::size_t filled = 0;
     for (std::size_t place = 0; place < one.blocks.size(); ++place) {
@@ -45,12 +55,12 @@ void expect_collectives(const BucketTransfer& transfer, SeenCollectives& seen) {
         continue;
       }
       ++filled;
-      expect_block_fits(transfer, one, place);
+      expect_block_fits(transfer, one, place, most_together);
       const TransferBlock& block = transfer.blocks[one.blocks[place]];
       most = std::max(most, block.elements + block.pieces);
       blocks.push_back(one.blocks[place]);
     }
-    EXPECT_EQ(one.elements, most);
+    EXPECT_TRUE(!scatters || one.elements == most);
     EXPECT_GT(filled, scatters ? 1U : 0U);
   }
   std::ranges::sort(blocks);
@@ -68,11 +78,15 @@ TEST(BucketCollectives, have_every_block_once_in_the_place_of_who_gets_it) {
     for (std::uint32_t bucket = 0; bucket < random.world.plan.buckets.size(); ++bucket) {
       TransferOptions options;
       options.block_bytes = 256;
-      expect_collectives(make_bucket_transfer(random.world.plan, bucket, random.world.node_of_rank, options), seen);
+      const std::uint64_t most_together = seed % 2 == 0 ? 200 : kMostTogether;
+      expect_collectives(
+          make_bucket_transfer(random.world.plan, bucket, random.world.node_of_rank, options), most_together, seen
+      );
     }
   }
   EXPECT_GT(seen.scattered, 100);
   EXPECT_GT(seen.reduced, 100);
+  EXPECT_GT(seen.together, 50);
   EXPECT_GT(seen.empty_places, 10);
 }
 

@@ -97,11 +97,11 @@ TEST(PeerCodec, spells_words_sums_and_ranks_as_the_protocol_says) {
   engine::PeerAsk ask;
   ask.word = 0x0000'0007'0000'0005;
   ask.policy_digest = "00000000000000a1";
-  ask.cells = engine::NodeCells{{{1.0, -0.0}, 0.5, std::numeric_limits<double>::infinity(), 2, 1}, {}, {}, 3};
+  ask.sites.emplace_back().cells = {{{1.0, -0.0}, 0.5, std::numeric_limits<double>::infinity(), 2, 1}, {}, {}, 3};
   const Json params = Json::parse(*encode_peer(ToCoordinator(ask)))["params"];
   EXPECT_EQ(params["word"], "0000000700000005");
   EXPECT_EQ(
-      params["cells"]["whole"],
+      params["sites"][0]["cells"]["whole"],
       "3ff0000000000000"
       "8000000000000000"
       "3fe0000000000000"

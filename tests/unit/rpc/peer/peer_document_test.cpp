@@ -140,6 +140,7 @@ TEST(PeerDocument, has_every_object_with_its_fields) {
       {"communicators", fields_of<device::LoadedCommunicators>()},
       {"offers", fields_of<device::CommunicatorOffer>()},
       {"roster", fields_of<engine::RosterNode>()},
+      {"sites", fields_of<engine::SiteSums>()},
       {"cells", fields_of<engine::NodeCells>()},
       {"findings", fields_of<engine::NodeFindings>()},
       {"nonfinite", fields_of<device::NonfiniteFinding>()},

@@ -171,9 +171,13 @@ TEST(PeerLongTexts, no_text_of_4_mib_takes_long_to_refuse) {
   expect_refused(filled(ask + "{", repeat("\"k\":0,"), "\"k\":0}}"), "twice in one object");
   expect_refused(filled(ask + "[", repeat("[],"), "[]]}"), "params is an array");
   expect_refused(filled(ask + "{\"policy_digest\":\"", repeat("aaaaaaaa"), "\"}}"), "16 lower-case hex digits");
-  expect_refused(filled(ask + "{\"findings\":{\"absent\":[[0,1]", repeat(",[0,1]"), "]}}}"), "spans that ascend");
-  expect_refused(filled(ask + "{\"findings\":{\"missing\":[0", repeat(",0"), "]}}}"), "expected 0 to 64");
-  expect_refused(filled(ask + "{\"cells\":{\"layers\":[\"\"", repeat(",\"\""), "]}}}"), "96 lower-case hex digits");
+  expect_refused(
+      filled(ask + "{\"sites\":[{\"findings\":{\"absent\":[[0,1]", repeat(",[0,1]"), "]}}]}}"), "spans that ascend"
+  );
+  expect_refused(filled(ask + "{\"sites\":[{\"findings\":{\"missing\":[0", repeat(",0"), "]}}]}}"), "expected 0 to 64");
+  expect_refused(
+      filled(ask + "{\"sites\":[{\"cells\":{\"layers\":[\"\"", repeat(",\"\""), "]}}]}}"), "96 lower-case hex digits"
+  );
   expect_refused(filled(declared + "\"weight_fingerprints\":[[\"\"", repeat(",\"\""), "],7]}}}"), "expected a list");
   expect_refused(filled(declared + "\"by_content\":[{\"ranks\":[[0,1]", repeat(",[4095,1]"), "]}]}}}"), "ascend");
   expect_refused(

@@ -74,7 +74,8 @@ PeerJoin declared_join() {
   join.declared = NodeDeclared{
       {{kHash, {{2, 1}, {4, 2}}, 1}, {kOtherHash, {{3, 1}}, std::nullopt}},
       {{"f0", ""}, {"f1"}},
-      {1U << 20, 25U << 20, 100, 1U << 20, "nccl"}};
+      {1U << 20, 25U << 20, 100, 1U << 20, "nccl"},
+      {0, 1, 1, 0}};
   return join;
 }
 
@@ -136,9 +137,7 @@ PeerAsk finish_ask() {
   ask.terms.override_max_norm = true;
   ask.terms.max_norm = 0.1;
   ask.policy_digest = "00000000000000a1";
-  ask.cells = some_cells();
-  ask.findings = some_findings();
-  ask.row_hashes = {0, 0xFFFF'FFFF'FFFF'FFFF};
+  ask.sites = {{some_cells(), some_findings(), {0, 0xFFFF'FFFF'FFFF'FFFF}}, {some_cells(), {}, {}}};
   return ask;
 }
 
@@ -214,14 +213,13 @@ void add_both_ways(std::vector<Direction>& samples) {
 std::vector<ToCoordinator> samples_to_coordinator() {
   PeerRows rows;
   rows.word = kWord;
+  rows.site = 1;
   rows.rows = {{7, 0, 2, {kWord, 1.5, 0x1p-54, 1, 0.75, 0, 0, 0xFEED}}, {7, 1, 3, {}}};
   PeerAsk clip = finish_ask();
   clip.terms = {};
   clip.terms.kind = Ask::Kind::Clip;
   clip.terms.abandon = true;
-  clip.cells.reset();
-  clip.findings = {};
-  clip.row_hashes.clear();
+  clip.sites.clear();
   std::vector<ToCoordinator> samples{
       first_join(),
       declared_join(),
@@ -260,7 +258,8 @@ std::vector<ToMember> samples_to_member() {
        "10.0.0.2",
        "00000000deadbeef",
        {{kOtherHash, {{3, 1}}, std::nullopt}, {kHash, {{2, 1}, {4, 2}}, 1}},
-       65'535}};
+       65'535,
+       {0, 1, 1, 0}}};
   prepare.weight_fingerprints = {{"f0", ""}, {"f1"}};
   prepare.settings = {1U << 20, 25U << 20, 100, 1U << 20};
   std::vector<ToMember> samples{

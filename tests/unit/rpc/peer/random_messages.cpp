@@ -77,6 +77,7 @@ class RandomMessages : private RandomValues {
       declared.weight_fingerprints = fingerprints();
       declared.by_content = contents(join.ranks, declared.weight_fingerprints.size());
       declared.settings = settings();
+      declared.devices = devices(join.ranks.size());
     }
   }
 
@@ -114,14 +115,15 @@ class RandomMessages : private RandomValues {
     ask.terms.state_digest = ask.terms.kind == Ask::Kind::Import ? hex(16) : "";
     ask.policy_digest = hex(16);
     if (ask.terms.kind == Ask::Kind::Finish || ask.terms.kind == Ask::Kind::NormOnly) {
-      ask.cells = cells();
+      for (std::int64_t left = below(4); left >= 0; --left) {
+        ask.sites.push_back({cells(), findings(), words()});
+      }
     }
-    ask.findings = findings();
-    ask.row_hashes = words();
   }
 
   void fill(PeerRows& rows) {
     rows.word = word();
+    rows.site = static_cast<std::uint32_t>(below(4096));
     if (coin()) {
       rows.box_hashes = words();
       return;
@@ -159,7 +161,12 @@ class RandomMessages : private RandomValues {
     std::sort(nodes.begin(), nodes.end());
     for (const std::vector<std::int64_t>& ranks : nodes) {
       prepare.roster.own().push_back(
-          {text(1, 64), text(1, 64), hex(16), contents(ranks, prepare.weight_fingerprints.size()), port()}
+          {text(1, 64),
+           text(1, 64),
+           hex(16),
+           contents(ranks, prepare.weight_fingerprints.size()),
+           port(),
+           devices(ranks.size())}
       );
     }
   }
@@ -237,6 +244,13 @@ class RandomMessages : private RandomValues {
   void fill(PeerBeat&) {}
 
  private:
+  /// One for each rank, or none.
+  std::vector<std::uint32_t> devices(std::size_t ranks) {
+    std::vector<std::uint32_t> found(coin() ? 0 : ranks);
+    std::ranges::generate(found, [this] { return static_cast<std::uint32_t>(below(8)); });
+    return found;
+  }
+
   std::vector<DeclaredRanks> contents(const std::vector<std::int64_t>& ranks, std::size_t lists) {
     std::vector<DeclaredRanks> contents(static_cast<std::size_t>(1 + below(3)));
     for (const std::int64_t rank : ranks) {

@@ -90,38 +90,38 @@ TEST(Comparison, rows_of_results_belong_to_ranks_that_hold_the_part_or_a_tied_co
 
 PeerAsk fitting_ask() {
   PeerAsk ask;
-  ask.cells.emplace();
-  ask.row_hashes = {1};
+  ask.sites.emplace_back().row_hashes = {1};
   return ask;
 }
 
 TEST(Comparison, an_ask_that_does_not_fit_the_plan_is_said_to) {
   const plan::Plan plan = plan_of_copies();
   const Comparison comparison = comparison_of(plan, kNodesOfCopies);
-  EXPECT_EQ(misfit_of(plan, comparison, 1, fitting_ask()), std::nullopt);
+  EXPECT_EQ(misfit_of(plan, comparison, {1}, fitting_ask()), std::nullopt);
   const std::vector<std::pair<std::function<void(PeerAsk&)>, const char*>> faults{
       {[](PeerAsk& ask) {
-         ask.findings.absent = {{1, 3}};
+         ask.sites[0].findings.absent = {{1, 3}};
        },
        "names a tensor that is none of the 3 of the plan"},
       {[](PeerAsk& ask) {
-         ask.findings.nonfinite = {{3, 1, {}}};
+         ask.sites[0].findings.nonfinite = {{3, 1, {}}};
        },
        "names a tensor that is none of the 3 of the plan"},
       {[](PeerAsk& ask) {
-         ask.findings.missing = {{9, {}}};
+         ask.sites[0].findings.missing = {{9, {}}};
        },
        "names a tensor that is none of the 3 of the plan"},
-      {[](PeerAsk& ask) { ask.cells.reset(); }, "has no sums"},
+      {[](PeerAsk& ask) { ask.sites.clear(); }, "has sums of 0 devices, and its node 1"},
+      {[](PeerAsk& ask) { ask.sites.push_back(ask.sites[0]); }, "has sums of 2 devices, and its node 1"},
       {[](PeerAsk& ask) { ask.terms.kind = Ask::Kind::Clip; }, "has sums that nothing asks for"},
-      {[](PeerAsk& ask) { ask.cells->layers.emplace_back(); },
+      {[](PeerAsk& ask) { ask.sites[0].cells.layers.emplace_back(); },
        "has sums of 0 clip groups and 1 layers, and the plan 0 and 0"},
-      {[](PeerAsk& ask) { ask.row_hashes.clear(); }, "has 0 hashes for 1 classes"},
+      {[](PeerAsk& ask) { ask.sites[0].row_hashes.clear(); }, "has 0 hashes for 1 classes"},
   };
   for (const auto& [change, what] : faults) {
     PeerAsk ask = fitting_ask();
     change(ask);
-    EXPECT_EQ(misfit_of(plan, comparison, 1, ask), what);
+    EXPECT_EQ(misfit_of(plan, comparison, {1}, ask), what);
   }
 }
 
