@@ -80,7 +80,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
   not_run=${rare:+"tests marked rare (LONG=all make test), "}
 else
-  not_run="tests marked long or training, loops for older vector units, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
+  not_run="tests marked long or training, loops for older vector units, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package, the images and the archive for GPU machines (LONG=1 make test), "
 fi
 [ -n "${LONG:-}" ] || compute
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ENTER = """
 root=$1; shift
 for folder in proc sys dev; do mount --rbind "/$folder" "$root/$folder"; done
 for folder in $BIND; do mkdir -p "$root$folder"; mount --bind -o ro "$folder" "$root$folder"; done
+for folder in $SHARE; do mkdir -p "$root$folder"; mount --bind "$folder" "$root$folder"; done
 exec chroot "$root" "$@"
 """
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -88,21 +90,28 @@ def words(text: str) -> list[str]:
 
 
 class Builder:
-    """`images` are stages that are built already, and bases by their name. `sources` are the context."""
+    """`images` are stages that are built already, and bases by their name. `sources` are the context.
 
-    def __init__(self, folder: Path, images: dict[str, Image], sources: Path) -> None:
+    Steps find the folders `shared` where they are on this machine, and may write there.
+    """
+
+    def __init__(self, folder: Path, images: dict[str, Image], sources: Path, shared: Sequence[Path] = ()) -> None:
         self.images = images
         self._folder = folder
         self._sources = sources
+        self._shared = shared
 
     def build(self, stage: Stage) -> Image:
         image = self.images[stage.base].copied_to(self._folder / stage.name)
         for instruction, rest in stage.steps:
-            getattr(self, f"_{instruction.lower()}")(image, rest)
+            if instruction == "RUN":
+                self.run(image, rest)
+            else:
+                getattr(self, f"_{instruction.lower()}")(image, rest)
         self.images[stage.name] = image
         return image
 
-    def _run(self, image: Image, rest: str) -> None:
+    def run(self, image: Image, rest: str) -> None:
         assert image.user == "0:0", "what is installed is root's"
         (image.root / image.folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
         variables = [f"{key}={value}" for key, value in {**image.arguments, **image.environment}.items()]
@@ -116,7 +125,7 @@ class Builder:
             ["unshare", "--mount", "--propagation", "private", "sh", "-ec", ENTER, "sh", image.root, *entered],
             capture_output=True,
             text=True,
-            env={**os.environ, "BIND": " ".join(folders)},
+            env={**os.environ, "BIND": " ".join(folders), "SHARE": " ".join(map(str, self._shared))},
             timeout=STEP_S,
             check=False,
         )
