@@ -101,7 +101,7 @@ struct LaneArena {
 
 inline constexpr std::uint64_t kNotHeld = ~std::uint64_t{0};
 
-/// A communicator by which sums of a plan travel, with one lane of each of its nodes.
+/// A communicator by which sums of a plan travel, with one lane of each of its sites.
 struct LaneCommunicator {
   CommunicatorSpec spec;
   std::vector<plan::TransferNode> nodes;  ///< of its members, ascending; as many as spec.ranks
@@ -141,7 +141,7 @@ struct LanePlan {
   std::vector<std::uint32_t> arena_of_rank;  ///< index into `arenas`
   std::uint32_t clip_groups = 1;
   std::uint32_t layers = 0;
-  std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank; 0: the rank is on another node
+  std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank; 0: the rank is on another site
   LaneNodes nodes;
 };
 

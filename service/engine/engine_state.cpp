@@ -252,7 +252,7 @@ Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {
 
 void Engine::State::on(device::LaneId lane, device::Loaded& report) {
   if (Job* job = job_of_plan(lane, report.plan)) {
-    job->on_loaded(report);
+    job->on_loaded(lane, report);
   }
 }
 

@@ -38,7 +38,7 @@ std::unique_ptr<device::Lane> make_lane(const WorkerCommand& command, device::La
     options.nccl = nccl_options_of(command.nccl);
     return std::make_unique<device::HostLane>(std::move(options), std::move(sink));
   }
-  // Without a library, plans over nodes of which nothing travels.
+  // Without a library the lane still takes plans of which nothing travels.
   device::NcclOptions nccl = nccl_options_of(command.nccl).value_or(device::NcclOptions());
   return std::make_unique<device::GpuLane>(
       device::GpuDeviceOptions{command.kernels, command.gpu, std::move(nccl)}, std::move(sink)

@@ -74,7 +74,7 @@ Result<void> GpuWorkers::may_collect() const {
   if (nccl_.library == "off") {
     return make_error(
         ErrorCode::UnsupportedPlacement,
-        "NCCL is switched off here ([nccl] library=off), and gradients on GPUs of several nodes travel by it",
+        "NCCL is switched off here ([nccl] library=off), and gradients on several GPUs of a job travel by it",
         "set [nccl] library to libnccl.so.2, or declare with data path stats: the framework reduces then"
     );
   }

@@ -148,6 +148,8 @@ engine::PeerEvents PeerPort::choose_role(engine::LocalsChanged changed) {
     );
   } else if (!all_here && !changed.words.known && changed.words.doubt == 0) {
     return {};
+  } else if (options_.identity.local_world_size == options_.identity.world_size) {
+    return {};  // rank 0 comes to this daemon
   } else if (options_.coordinator.empty()) {
     engine::PeerEvents refused;
     refused.push_back(engine::EpochRefused{no_coordinator(options_.identity)});

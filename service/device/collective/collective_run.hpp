@@ -70,13 +70,13 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
     std::optional<Failed> failure = {};  ///< it never began, or its end failed
   };
 
-  /// A collective that has staging memory.
   /// The sum of a block, which is there when its collective is done.
   struct Sum {
     const NodeBlock* block = nullptr;
     StagedBlock staged;
   };
 
+  /// A collective that has staging memory.
   struct Flight {
     enum class State : std::uint8_t { Sums, Launched, Done };
 

@@ -50,6 +50,10 @@ LoadedCommunicators LaneCollectives::load(
     PlanId plan, const LaneCommunicators& of_plan, std::vector<PlannedCollective> step, CollectiveUser& user
 ) {
   if (of_plan.needed.empty()) {  // nothing of it travels: no library is needed
+    if (of_plan.fresh && communicators_ != nullptr && !lost_) {
+      communicators_->end_idle(of_plan.job, device_->now());
+      busy_ = true;
+    }
     idle_.insert(plan);
     users_[plan] = &user;
     return {};

@@ -202,7 +202,7 @@ LaneReport LaneExecutor::operator()(MeasureBuckets& command) {
   LoadedPlan& plan = usable_plan(command.plan);
   device_.passes().throw_if_cancelled();
   if (plan.nodes() != nullptr) {
-    throw DeviceError("a plan over several nodes is on one lane of each: a raw finish says what this node has");
+    throw DeviceError("a plan over several nodes is not measured by buckets: a raw finish says what this lane has");
   }
   return measure_buckets(plan, command, device_.passes());
 }

@@ -73,13 +73,11 @@ struct EpochPlan {
   std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
   Communicators communicators = {};                   ///< none on a node that is alone
   std::vector<std::vector<std::string>> needed = {};  ///< by share: the names of its communicators; none: sockets
+  std::vector<device::LaneId> offering = {};          ///< lanes that have loaded it, and offered communicators
   std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
   std::optional<device::LoadedCommunicators> offered = {};  ///< by the lanes, where sums travel by communicators
   device::HashSums sums = device::HashSums::In;  ///< whether copies on other nodes agreed in each bit until now
   std::optional<AttemptRefused> refused = {};    ///< the last attempt that other nodes have failed
-
-  /// Gradients are summed with other nodes.
-  [[nodiscard]] bool travels() const { return offered || !linked.empty(); }
 
   /// Which of its shares the lane has; it has one.
   [[nodiscard]] std::size_t share_of(device::LaneId lane) const;
@@ -139,7 +137,7 @@ class Job {
   void drain(const Error& error) { perform(epochs_.on_drain(error)); }  ///< answers every declaration that waits
 
   void on_plan(PlanOutcome& outcome);
-  void on_loaded(device::Loaded& report);
+  void on_loaded(device::LaneId lane, device::Loaded& report);
   void on_connected(device::PlanId plan);
   void on_load_failed(const device::Failed& report);
 

@@ -82,7 +82,7 @@ void Job::connect(const std::vector<device::CommunicatorId>& communicators) {
     std::ranges::copy_if(communicators, std::back_inserter(command.communicators), [&](const auto& id) {
       return std::ranges::count(active_->needed[share], id.name) != 0;
     });
-    if (!command.communicators.empty()) {
+    if (!active_->needed[share].empty()) {
       ++active_->connecting;
       context_.lanes[active_->shares[share].lane].submit(std::move(command));
     }

@@ -210,8 +210,9 @@ void Job::perform(AttemptFailed& action) {
     history_.failed();
     ended_.failed = FailedRecord{failed, error};
   }
-  // Where gradients travel the epoch ends with every step that fails.
-  if (!epochs_.ending() || (active_ && active_->travels() && !is_of_membership(error.code))) {
+  // Where nodes add up gradients the epoch ends with every step that fails.
+  const bool ends_epoch = active_ && !peers_->alone() && active_->plan->options.data_path == plan::DataPath::Arena;
+  if (!epochs_.ending() || (ends_epoch && !is_of_membership(error.code))) {
     publish_alert(kind_of(error.code), error.message);
     spdlog::warn(
         "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",

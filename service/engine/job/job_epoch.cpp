@@ -260,11 +260,12 @@ void Job::perform(const LoadPlan&) {
 }
 
 /// Communicators that are being built may wait for members which have gone on to another epoch. As long as they do,
-/// they are in the way of those of the next plan, which another node would then wait for in turn.
+/// they are in the way of those of the next plan, which another node would then wait for in turn. A lane that still
+/// loads the plan builds nothing yet.
 void Job::perform(const UnloadPlan&) {
   if (active_) {
     for (const LaneShare& share : active_->shares) {
-      if (fresh_communicators_ && active_->offered) {
+      if (fresh_communicators_ && std::ranges::count(active_->offering, share.lane) != 0) {
         context_.lanes[share.lane].submit(device::Abort{active_->id, 0});
       }
       context_.lanes[share.lane].submit(device::UnloadPlan{active_->id});
@@ -277,7 +278,7 @@ void Job::perform(const UnloadPlan&) {
   }
 }
 
-void Job::on_loaded(device::Loaded& report) {
+void Job::on_loaded(device::LaneId lane, device::Loaded& report) {
   if (!owns_plan(report.plan)) {
     return;
   }
@@ -285,6 +286,7 @@ void Job::on_loaded(device::Loaded& report) {
     device::LoadedCommunicators& all = active_->offered ? *active_->offered : active_->offered.emplace();
     all.version = report.communicators->version;  // one library serves all lanes
     std::ranges::move(report.communicators->offers, std::back_inserter(all.offers));
+    active_->offering.push_back(lane);
   }
   if (--active_->loading == 0) {
     perform(epochs_.on_lane_loaded());

@@ -156,13 +156,17 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
   if (state_ != State::Joined || prepare.epoch < epoch_ || !declared_ || phase_ == Phase::Doubt) {
     return;
   }
-  state_ = State::Preparing;
-  epoch_ = prepare.epoch;
-  retry_ = kFirstRetry;
   const std::int64_t world = options_.identity.world_size;
   if (!prepare.by_rank || static_cast<std::int64_t>(prepare.by_rank->node_of_rank.size()) != world) {
     prepare.by_rank = roster_by_rank(prepare.roster, world, prepare.weight_fingerprints.size());
   }
+  const auto first = static_cast<std::size_t>(options_.identity.ranks.front());
+  if (prepare.by_rank && prepare.roster[prepare.by_rank->node_of_rank[first]].devices != declared_->devices) {
+    return;  // it was made before the last JOIN, for which END and another one follow
+  }
+  state_ = State::Preparing;
+  epoch_ = prepare.epoch;
+  retry_ = kFirstRetry;
   if (!prepare.by_rank) {
     give_up(
         now,
@@ -176,7 +180,7 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
   }
   coordinator_ranks_ = ranks_of(prepare.roster[0]);
   roster_ = prepare.roster;
-  number_ = prepare.by_rank->node_of_rank[static_cast<std::size_t>(options_.identity.ranks.front())];
+  number_ = prepare.by_rank->node_of_rank[first];
   want_unknown(now, prepare, actions);
   prepare_ = std::move(prepare);
   try_plan(actions);

@@ -24,7 +24,7 @@ std::optional<Error> refuse_collectives(
     const plan::Plan& plan, const device::LaneCommunicators& communicators, bool on_gpu
 ) {
   const std::string otherwise = on_gpu ? "" : "set [nccl] cpu_gradients to sockets on all nodes, or ";
-  if (plan.options.partial_sums != plan::PartialSums::Exact) {
+  if (plan.options.partial_sums != plan::PartialSums::Exact && !communicators.needed.empty()) {
     Error error = make_error(
         ErrorCode::UnsupportedPlacement,
         fmt::format(
@@ -40,7 +40,8 @@ std::optional<Error> refuse_collectives(
     return make_error(
         ErrorCode::UnsupportedPlacement,
         fmt::format(
-            "gradients of this node are summed with {} different sets of nodes, and a worker has {} communicators at "
+            "gradients of this node are summed over {} different sets of nodes or GPUs, and a worker has {} "
+            "communicators at "
             "most",
             communicators.needed.size(),
             device::CommunicatorTable::kMost
@@ -59,8 +60,8 @@ Error on_cpu_beside_gpu(std::size_t rank, std::size_t other) {
   Error error = make_error(
       ErrorCode::UnsupportedPlacement,
       fmt::format(
-          "rank {} has its gradients in memory of a CPU, and rank {} on one of several GPUs: memory of a CPU and of a "
-          "GPU is not summed together",
+          "rank {} has its gradients in memory of a CPU, and rank {} on a GPU: memory of a CPU and of a GPU is not "
+          "summed together",
           rank,
           other
       ),
