@@ -23,7 +23,7 @@ from gradsync.errors import GradsyncError, NodeLost, NodeRefused, PlanMismatch, 
 LIBRARY = Path(BINARY).parents[1] / "lib" / "libnccl_fake.so"
 WITH_NCCL = ("--nccl-cpu-gradients", "nccl", "--nccl-library", str(LIBRARY))
 WARM_UP = 3  # operations of a new communicator, before its first step
-PER_STEP = 2  # of `one`: each node owns a half of its tensor
+PER_STEP = 1  # of `one`: both halves of its tensor together
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not built")
 
