@@ -286,6 +286,16 @@ TEST(MemberMachine, leaves_where_a_roster_does_not_have_each_rank_once) {
   }
 }
 
+/// A rank has come on another GPU since.
+TEST(MemberMachine, drops_a_roster_that_has_its_ranks_on_other_devices) {
+  LedMember led(State::Joined);
+  PeerPrepare prepare = prepare_of(kEpoch);
+  prepare.roster.own()[1].devices = {0};
+  EXPECT_EQ(words_of(led.told_by(std::move(prepare))), "");
+  EXPECT_EQ(led.machine.state(), State::Joined);
+  EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch))), "PrepareEpoch");
+}
+
 TEST(MemberMachine, plans_when_the_declarations_of_the_others_are_here_with_fingerprints_by_rank) {
   LedMember led(State::Joined);
   PeerPrepare prepare = prepare_of(kEpoch, "absent");

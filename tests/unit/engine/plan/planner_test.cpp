@@ -373,6 +373,19 @@ TEST(Planner, each_gpu_of_a_node_has_every_bucket_and_its_own_part_of_what_trave
   EXPECT_EQ(second.communicators->needed[0].spec.own, 2u);
 }
 
+TEST(Planner, sums_that_stay_on_their_gpus_may_be_rounded_where_others_travel) {
+  PlanRequest asked = request_of_sites();
+  plan::RankDeclaration declared = *asked.by_rank[0];
+  declared.options.partial_sums = plan::PartialSums::BFloat16;
+  const auto rounded = std::make_shared<const plan::RankDeclaration>(declared);
+  asked.by_rank = std::vector<std::shared_ptr<const plan::RankDeclaration>>(4, rounded);
+  EXPECT_FALSE(run_planner(asked).plan);
+  asked.node_of_rank = asked.site_of_rank = {0, 0, 0, 0};
+  asked.node = 0;
+  asked.lane_of_rank = {3, 3, 3, 3};
+  EXPECT_TRUE(run_planner(asked).plan) << "one GPU has all ranks";
+}
+
 TEST(Planner, memory_of_a_cpu_beside_several_gpus_of_a_node_is_refused_with_the_ranks) {
   PlanRequest asked = request_of_sites();
   asked.lane_of_rank = {3, 3, 3, device::kHostLane};

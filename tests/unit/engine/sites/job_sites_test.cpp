@@ -188,6 +188,14 @@ TEST_F(JobSites, communicators_that_are_being_built_are_aborted_on_both_lanes_wi
   EXPECT_EQ(count<LocalsConnected>(), 0u);
 }
 
+TEST_F(JobSites, a_lane_that_still_loads_a_plan_is_told_to_forget_it_and_nothing_else) {
+  answer_lane(kFirstGpu);
+  tell(EpochEnded{make_error(ErrorCode::NodeLost, "node 'there' is lost")});
+  EXPECT_THAT(lane(kFirstGpu).aborted, SizeIs(1)) << "it builds communicators when it is told to";
+  EXPECT_THAT(lane(kSecondGpu).aborted, testing::IsEmpty());
+  EXPECT_EQ(lane(kSecondGpu).count<device::UnloadPlan>(), 1u);
+}
+
 TEST_F(JobSites, communicators_that_have_done_steps_are_kept_when_the_plan_is_unloaded) {
   begin_steps();
   tell(EpochEnded{make_error(ErrorCode::NodeLost, "node 'there' is lost")});
@@ -306,7 +314,8 @@ TEST_F(JobSites, a_bucket_is_counted_once_and_what_its_lanes_move_together) {
   EXPECT_NEAR(metrics.reduce_seconds.Value(), 0.001 * 2 * static_cast<double>(buckets()), 1e-9);
   EXPECT_GT(metrics.wire_bytes.Value(), 0);
   double operations = 0;
-  for (const CommunicatorStatus& one : engine.status(1000).front().communicators) {
+  const std::vector<JobStatus> jobs = engine.status(1000);
+  for (const CommunicatorStatus& one : jobs.front().communicators) {
     EXPECT_EQ(one.operations, one.operations_per_step) << one.name;
     operations += static_cast<double>(one.operations);
   }
