@@ -16,8 +16,8 @@ COMMUNICATORS = (
         "communicators-outlive-an-epoch-that-did-not-begin",
         "What a node builds for an epoch that has ended is in the way of the next one, until it is too late.",
         "engine/job/job_epoch.cpp",
-        "    if (fresh_communicators_ && active_->offered) {",
-        "    if (fresh_communicators_ && active_->offered && active_->offered->version == 0) {",
+        "std::ranges::count(active_->offering, share.lane) != 0) {",
+        "std::ranges::count(active_->offering, share.lane) > 1) {",
     ),
     communicators(
         "communicators-stream-given-back-too-early",

@@ -72,8 +72,8 @@ SITES = (
         "sites-fresh-on-the-first",
         "Communicators of an epoch that never began go on being built on the second GPU.",
         "job/job_epoch.cpp",
-        "      if (fresh_communicators_ && active_->offered) {",
-        "      if (fresh_communicators_ && active_->offered && share == active_->shares.front()) {",
+        "      if (fresh_communicators_ && ",
+        "      if (fresh_communicators_ && share == active_->shares.front() && ",
     ),
     engine(
         "sites-without-devices",
