@@ -94,8 +94,11 @@ bool CoordinatorMachine::fits(SiteNumber number, const PeerRows& rows) const {
 }
 
 void CoordinatorMachine::on_rows(TimePoint now, NodeNumber from, PeerRows rows, Actions& actions) {
+  if (under_way_.phase != Phase::Comparing) {
+    return;
+  }
   const std::vector<SiteNumber> sites = sites_of(from);
-  if (under_way_.phase != Phase::Comparing || rows.site >= sites.size()) {
+  if (rows.site >= sites.size()) {
     return;
   }
   const SiteNumber number = sites[rows.site];

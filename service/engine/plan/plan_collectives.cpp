@@ -41,8 +41,7 @@ std::optional<Error> refuse_collectives(
         ErrorCode::UnsupportedPlacement,
         fmt::format(
             "gradients of this node are summed over {} different sets of nodes or GPUs, and a worker has {} "
-            "communicators at "
-            "most",
+            "communicators at most",
             communicators.needed.size(),
             device::CommunicatorTable::kMost
         ),
