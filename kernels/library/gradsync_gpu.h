@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_GPU_ABI 5
+#define GRADSYNC_GPU_ABI 6
 
 uint32_t gradsync_gpu_abi(void);
 
@@ -54,7 +54,7 @@ int gradsync_gpu_export(void* address, void* handle);
 
 /* Maps memory that another process allocated on this device, by the 64 bytes of its cudaIpcMemHandle_t: the base of the
  * allocation, and how many bytes of it are mapped, which may be more than its owner asked for. Each call needs a close
- * of its own. */
+ * of its own, which is put off as `gradsync_gpu_free` is. */
 int gradsync_gpu_import(const void* handle, void** base, size_t* bytes);
 int gradsync_gpu_close_imported(void* base);
 
@@ -79,7 +79,9 @@ typedef struct gradsync_stream gradsync_stream;
 gradsync_stream* gradsync_stream_create(void);
 void gradsync_stream_destroy(gradsync_stream* stream);
 
-void* gradsync_stream_handle(const gradsync_stream* stream); /* its cudaStream_t */
+/* Its cudaStream_t, to enqueue something: from now on something counts as running on it, until it has passed the next
+ * mark. */
+void* gradsync_stream_handle(gradsync_stream* stream);
 
 /* Puts a mark behind everything that was enqueued so far; does not wait. */
 int gradsync_stream_mark(gradsync_stream* stream);

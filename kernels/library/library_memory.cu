@@ -9,10 +9,10 @@
 #include <stdexcept>
 
 using gradsync::kernels::download;
-using gradsync::kernels::free_kept;
 using gradsync::kernels::give_back;
 using gradsync::kernels::guarded;
 using gradsync::kernels::must;
+using gradsync::kernels::release_kept;
 using gradsync::kernels::upload;
 using gradsync::kernels::wait;
 
@@ -43,13 +43,13 @@ std::size_t mapped_bytes(void* base) {
 
 GRADSYNC_EXPORT int gradsync_gpu_allocate(size_t bytes, void** address) {
   return guarded([&] {
-    (void)free_kept();
+    (void)release_kept();
     must(cudaMalloc(address, bytes), "allocating device memory");
   });
 }
 
 GRADSYNC_EXPORT int gradsync_gpu_free(void* address) {
-  return guarded([&] { must(give_back(address), "freeing device memory"); });
+  return guarded([&] { must(give_back(address, cudaFree), "freeing device memory"); });
 }
 
 GRADSYNC_EXPORT int gradsync_gpu_map_host(void* memory, size_t bytes, void** address) {
@@ -78,18 +78,19 @@ GRADSYNC_EXPORT int gradsync_gpu_import(const void* handle, void** base, size_t*
   return guarded([&] {
     cudaIpcMemHandle_t given{};
     std::memcpy(&given, handle, sizeof(given));
+    (void)release_kept();
     must(cudaIpcOpenMemHandle(base, given, cudaIpcMemLazyEnablePeerAccess), "opening a memory handle");
     try {
       *bytes = mapped_bytes(*base);
     } catch (...) {
-      (void)cudaIpcCloseMemHandle(*base);
+      (void)give_back(*base, cudaIpcCloseMemHandle);
       throw;
     }
   });
 }
 
 GRADSYNC_EXPORT int gradsync_gpu_close_imported(void* base) {
-  return guarded([&] { must(cudaIpcCloseMemHandle(base), "closing a memory handle"); });
+  return guarded([&] { must(give_back(base, cudaIpcCloseMemHandle), "closing a memory handle"); });
 }
 
 GRADSYNC_EXPORT int gradsync_gpu_wait(void) {

@@ -1,4 +1,4 @@
-// The C interface of a worker: streams for collectives, and memory that is freed when these are empty.
+// The C interface of a worker: streams for collectives, and memory that is released when these are empty.
 
 #include "kernels/library/device_memory.cuh"
 #include "kernels/library/gpu_calls.cuh"
@@ -10,16 +10,21 @@
 #include <deque>
 #include <vector>
 
-using gradsync::kernels::free_kept;
 using gradsync::kernels::guarded;
 using gradsync::kernels::must;
+using gradsync::kernels::release_kept;
 
 inline namespace of_library_stream {
+
+struct Kept {
+  void* address;
+  cudaError_t (*release)(void* address);
+};
 
 /// All streams that there are, and what was given back while one of them was busy.
 struct Streams {
   std::vector<gradsync_stream*> all;
-  std::vector<void*> kept;
+  std::vector<Kept> kept;
 };
 
 Streams& streams() {
@@ -46,7 +51,7 @@ struct gradsync_stream {
       }
     }
     (void)cudaStreamDestroy(stream);
-    (void)free_kept();
+    (void)release_kept();
   }
 
   void mark() {
@@ -59,23 +64,27 @@ struct gradsync_stream {
     }
     marks.push_back(event);
     must(cudaEventRecord(event, stream), "marking a stream");
+    expects = false;
   }
 
-  void look() {
+  /// Not cudaSuccess: it has marks that it has not passed, or the device failed.
+  cudaError_t look() {
     while (!marks.empty()) {
-      const cudaError_t state = cudaEventQuery(marks.front());
-      if (state == cudaErrorNotReady) {
+      if (const cudaError_t state = cudaEventQuery(marks.front()); state != cudaSuccess) {
         (void)cudaGetLastError();
-        return;
+        return state;
       }
-      must(state, "asking how far a stream is");
       spare.push_back(marks.front());
       marks.pop_front();
       ++passed;
     }
+    return cudaSuccess;
   }
 
+  [[nodiscard]] bool busy() { return expects || look() == cudaErrorNotReady; }
+
   cudaStream_t stream = nullptr;
+  bool expects = false;           ///< something is enqueued, or soon will be: NCCL does it on threads of its own
   std::deque<cudaEvent_t> marks;  ///< that it has not passed
   std::vector<cudaEvent_t> spare;
   std::uint64_t passed = 0;
@@ -85,27 +94,25 @@ namespace gradsync::kernels {
 
 inline namespace of_gpu_library {
 
-cudaError_t free_kept() {
-  for (const gradsync_stream* each : streams().all) {
-    if (cudaStreamQuery(each->stream) == cudaErrorNotReady) {
-      (void)cudaGetLastError();
-      return cudaSuccess;
-    }
+cudaError_t release_kept() {
+  const auto busy = [](gradsync_stream* each) { return each->busy(); };
+  if (std::any_of(streams().all.begin(), streams().all.end(), busy)) {
+    return cudaSuccess;
   }
   cudaError_t first = cudaSuccess;
-  for (void* const address : streams().kept) {
-    const cudaError_t freed = cudaFree(address);
-    first = first == cudaSuccess ? freed : first;
+  for (const Kept& each : streams().kept) {
+    const cudaError_t released = each.release(each.address);
+    first = first == cudaSuccess ? released : first;
   }
   streams().kept.clear();
   return first;
 }
 
-cudaError_t give_back(void* address) {
+cudaError_t give_back(void* address, cudaError_t (*release)(void* address)) {
   if (address != nullptr) {
-    streams().kept.push_back(address);
+    streams().kept.push_back({address, release});
   }
-  return free_kept();
+  return release_kept();
 }
 
 }  // namespace of_gpu_library
@@ -120,7 +127,10 @@ GRADSYNC_EXPORT gradsync_stream* gradsync_stream_create(void) {
 
 GRADSYNC_EXPORT void gradsync_stream_destroy(gradsync_stream* stream) { delete stream; }
 
-GRADSYNC_EXPORT void* gradsync_stream_handle(const gradsync_stream* stream) { return stream->stream; }
+GRADSYNC_EXPORT void* gradsync_stream_handle(gradsync_stream* stream) {
+  stream->expects = true;
+  return stream->stream;
+}
 
 GRADSYNC_EXPORT int gradsync_stream_mark(gradsync_stream* stream) {
   return guarded([&] { stream->mark(); });
@@ -128,10 +138,12 @@ GRADSYNC_EXPORT int gradsync_stream_mark(gradsync_stream* stream) {
 
 GRADSYNC_EXPORT int gradsync_stream_passed(gradsync_stream* stream, uint64_t* marks) {
   return guarded([&] {
-    stream->look();
+    if (const cudaError_t state = stream->look(); state != cudaErrorNotReady) {
+      must(state, "asking how far a stream is");
+    }
     *marks = stream->passed;
-    if (stream->marks.empty() && !streams().kept.empty()) {
-      (void)free_kept();
+    if (!streams().kept.empty()) {
+      (void)release_kept();
     }
   });
 }

@@ -175,7 +175,7 @@ struct ProbeMemory {
 
 /// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped. With `fd`
 /// the buffer need not be mapped: pages that only the client touched are freed here as well. Exported memory is closed
-/// with the last buffer of its allocation; its pages belong to the owner.
+/// with the last buffer of its allocation, behind the collectives that are under way; its pages belong to the owner.
 struct UnmapBuffer {
   BufferId buffer = 0;
   UniqueFd fd = {};

@@ -3,10 +3,12 @@
 // fails.
 
 #include "conformance/collective_world.hpp"
+#include "conformance/exported_memory.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <optional>
 #include <random>
@@ -219,6 +221,69 @@ TEST_P(CollectiveLanes, buckets_in_another_order_are_refused_before_they_are_lau
     expect_aborted(node, 0);
   }
   expect_the_next_epoch_works();
+}
+
+/// Memory that another process owns, perhaps of another job, on the GPU of node 0.
+class CollectiveLanesOfGpus : public CollectiveLanes {
+ protected:
+  static constexpr std::uint64_t kBytes = 4096;
+  static constexpr BufferId kBuffer = 99;
+
+  [[nodiscard]] int mappings() const { return mappings_of(workers->lanes[0]->worker_pid()); }
+
+  void map(BufferId buffer, const ExportedAllocation& memory, std::uint64_t number) {
+    world->submit(0, MapBuffer{buffer, UniqueFd(), kBytes, memory.exported(number)});
+    world->expect<Mapped>(0);
+  }
+
+  void unmap(BufferId buffer) {
+    world->submit(0, UnmapBuffer{buffer});
+    world->expect<Unmapped>(0);
+  }
+
+  /// Until the operation of node 0 is on its stream, memory that is released is closed at once.
+  void release_while_an_operation_stands_still(const ExportedAllocation& memory) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    do {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << "it is closed";
+      map(kBuffer, memory, 1);
+      unmap(kBuffer);
+    } while (mappings() == 0);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, CollectiveLanesOfGpus, testing::ValuesIn(runnable({{2, Gpu}})));
+
+/// CUDA waits for the operation before it closes memory, and meanwhile the lane would read no Abort.
+TEST_P(CollectiveLanesOfGpus, close_memory_that_is_released_while_an_operation_stands_still_behind_its_abort) {
+  make(at_first("never_comes"));
+  const ExportedAllocation memory(kBytes);
+  world->reduce_all(1);
+  release_while_an_operation_stands_still(memory);
+  abort_all();
+  unload_all();
+  for (plan::TransferNode node = 0; node < nodes(); ++node) {
+    expect_aborted(node, job.layout.buckets.size());
+  }
+  EXPECT_EQ(mappings(), 0);
+  expect_the_next_epoch_works();
+}
+
+TEST_P(CollectiveLanesOfGpus, map_memory_again_that_is_yet_to_be_closed) {
+  make(at_first("never_comes"));
+  const ExportedAllocation memory(kBytes);
+  world->reduce_all(1);
+  release_while_an_operation_stands_still(memory);
+  map(kBuffer, memory, 2);
+  abort_all();
+  unload_all();
+  for (plan::TransferNode node = 0; node < nodes(); ++node) {
+    expect_aborted(node, job.layout.buckets.size());
+  }
+  EXPECT_EQ(mappings(), 1) << "the later buffer has it";
+  expect_the_next_epoch_works();
+  unmap(kBuffer);
+  EXPECT_EQ(mappings(), 0);
 }
 
 TEST_P(CollectiveLanes, an_abort_ends_a_connection_that_is_waited_for) {

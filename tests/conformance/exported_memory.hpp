@@ -5,13 +5,25 @@
 #include "kernels/simt/exported_memory.hpp"
 
 #include <sys/mman.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 
 namespace gradsync::device {
+
+/// What a worker has mapped of exported memory.
+inline int mappings_of(pid_t worker) {
+  std::ifstream maps("/proc/" + std::to_string(worker) + "/maps");
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    found += line.find(simt::kMemoryName) != std::string::npos ? 1 : 0;
+  }
+  return found;
+}
 
 class ExportedAllocation {
  public:

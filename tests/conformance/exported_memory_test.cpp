@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <fstream>
 #include <string>
 
 #ifndef __SANITIZE_THREAD__
@@ -33,15 +32,7 @@ class ExportedMemoryTest : public testing::Test {
     run_.use(std::move(lane));
   }
 
-  /// What the worker has mapped of exported memory.
-  [[nodiscard]] int mappings() const {
-    std::ifstream maps("/proc/" + std::to_string(lane_->worker_pid()) + "/maps");
-    int found = 0;
-    for (std::string line; std::getline(maps, line);) {
-      found += line.find(simt::kMemoryName) != std::string::npos ? 1 : 0;
-    }
-    return found;
-  }
+  [[nodiscard]] int mappings() const { return mappings_of(lane_->worker_pid()); }
 
   void map(BufferId buffer, std::uint64_t bytes, ExportedMemory memory) {
     run_.lane().submit(MapBuffer{buffer, UniqueFd(), bytes, std::move(memory)});
@@ -106,7 +97,7 @@ TEST_F(ExportedMemoryTest, is_reduced_to_the_bits_of_arenas) {
 TEST_F(ExportedMemoryTest, each_result_of_cuda_is_named_with_what_to_do) {
   start();
   const ExportedAllocation memory(kPage);
-  for (const int code : {1, 2, 35, 46, 100, 201, 205, 217, 400, 711, 801, 805, 809}) {
+  for (const int code : {1, 2, 35, 46, 100, 201, 205, 208, 217, 400, 711, 801, 805, 809}) {
     const Failed failed = refused(kPage, memory.exported(1, 0, code));
     EXPECT_THAT(failed.message, HasSubstr("opening a memory handle: "));
     EXPECT_THAT(failed.message, HasSubstr("(CUDA error " + std::to_string(code) + ")"));

@@ -2,6 +2,7 @@
 // back while one of them is busy.
 
 #include "device/nccl/host_stream_queue.hpp"
+#include "exported_memory.hpp"
 #include "kernels/library/gradsync_gpu.h"
 
 #include <gtest/gtest.h>
@@ -78,6 +79,66 @@ TEST_F(LibraryStream, says_how_many_marks_it_has_passed) {
   while (passed() < 3) {
     std::this_thread::sleep_for(1ms);
   }
+}
+
+/// Memory that has a descriptor until it is freed.
+class GivenBack : public LibraryStream {
+ protected:
+  static constexpr std::size_t kBytes = std::size_t{2} << 20;
+
+  void give_back() {
+    ASSERT_EQ(gradsync_gpu_allocate(kBytes, &memory_), 0) << gradsync_gpu_error();
+    ASSERT_EQ(gradsync_gpu_free(memory_), 0) << gradsync_gpu_error();
+  }
+
+  [[nodiscard]] bool freed() const { return simt::descriptor_of(memory_) < 0; }
+
+  void wait_until_passed() {
+    while (passed() < marks_) {
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+
+ private:
+  void* memory_ = nullptr;
+};
+
+TEST_F(GivenBack, is_freed_at_once_where_nothing_runs) {
+  give_back();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(GivenBack, while_a_stream_is_busy_is_freed_by_the_look_that_finds_none_busy) {
+  enqueue_what_stands_still();
+  mark();
+  give_back();
+  EXPECT_EQ(passed(), 0U);
+  EXPECT_FALSE(freed());
+  go_on();
+  wait_until_passed();
+  EXPECT_TRUE(freed());
+}
+
+/// NCCL launches on threads of its own: what was asked for comes to the stream later.
+TEST_F(GivenBack, between_a_launch_and_its_mark_is_kept_although_the_stream_is_empty) {
+  ASSERT_NE(gradsync_stream_handle(stream_.get()), nullptr);
+  give_back();
+  EXPECT_EQ(passed(), 0U);
+  EXPECT_FALSE(freed());
+  mark();
+  wait_until_passed();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(GivenBack, while_another_stream_is_busy_is_freed_when_that_is_destroyed) {
+  std::unique_ptr<gradsync_stream, DestroyStream> other(gradsync_stream_create());
+  ASSERT_NE(gradsync_stream_handle(other.get()), nullptr);
+  give_back();
+  mark();
+  wait_until_passed();
+  EXPECT_FALSE(freed());
+  other.reset();
+  EXPECT_TRUE(freed());
 }
 
 TEST_F(LibraryStream, is_not_waited_for_by_passes_and_by_memory_that_is_given_back) {

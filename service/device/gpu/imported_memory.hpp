@@ -1,6 +1,6 @@
 #pragma once
 // Memory of a GPU that another process allocated: opened by its handle, checked against what its owner said of it, and
-// closed with the last buffer that lies in it.
+// closed with the last buffer that lies in it, at once or when no collective is under way any more.
 //
 // Thread: that of the lane, on which the device was opened.
 

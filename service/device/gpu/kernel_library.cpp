@@ -135,6 +135,9 @@ std::string hint_for_cuda_error(int error) {
              "hostPID)";
     case 205:
       return "the memory cannot be mapped here: is the same GPU visible to both containers?";
+    case 208:
+      return "memory that was freed at this address is still mapped here, until the collectives on this GPU are done: "
+             "register the memory again then";
     case 214:
     case 220:
       return "the GPU's hardware is at fault: look at nvidia-smi -q and at Xid in dmesg, drain the node, reset the GPU";

@@ -65,7 +65,7 @@ inline const device::NcclLibrary& fake_library() {
 }
 
 /// A GPU of this process, by the number that the fake knows it by.
-class HostMemoryDevice final : public device::HostCollectiveDevice {
+class HostMemoryDevice : public device::HostCollectiveDevice {
  public:
   HostMemoryDevice(FakeNccl& fake, int number) : fake_(fake), number_(number) {}
 

@@ -230,11 +230,6 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  const std::shared_ptr<simt::Stream> found = simt::Stream::find(stream);
-  return found != nullptr && !found->empty() ? cudaErrorNotReady : cudaEmulatedState();
-}
-
 struct CUevent_st {
   std::shared_ptr<std::atomic<bool>> passed = std::make_shared<std::atomic<bool>>(true);
 };
@@ -364,6 +359,7 @@ inline cudaError_t cudaIpcOpenMemHandle(void** base, const cudaIpcMemHandle_t& h
 
 inline cudaError_t cudaIpcCloseMemHandle(void* base) {
   (void)simt::Deferred::finish();
+  simt::Stream::wait_for_all();
   return simt::fault() != 0 ? cudaEmulatedState() : static_cast<cudaError_t>(simt::close_memory(base));
 }
 

@@ -80,11 +80,6 @@ void Stream::enqueue(std::function<void()> work) {
   changed_.notify_all();
 }
 
-bool Stream::empty() const {
-  const std::scoped_lock lock(mutex_);
-  return work_.empty();
-}
-
 void Stream::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return work_.empty(); });

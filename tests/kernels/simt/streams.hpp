@@ -28,19 +28,18 @@ class Stream final : public gradsync::device::HostStreamQueue {
   static cudaStream_t create();
   static void destroy(cudaStream_t handle);
 
-  /// Until nothing is left on any of them, as CUDA does before it frees memory.
+  /// Until nothing is left on any of them, as CUDA does before it frees memory, or closes that of another process.
   static void wait_for_all();
 
   void enqueue(void (*work)(void*), void* argument) override;
   void enqueue(std::function<void()> work);
 
-  [[nodiscard]] bool empty() const;
   void wait();
 
  private:
   void run();
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;  ///< the first one runs
   bool ending_ = false;

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -63,6 +64,21 @@ TEST_F(GpuWorkersTest, find_the_kernels_beside_the_program_or_where_they_were_sa
   write("mine.so", "");
   EXPECT_EQ(find_kernels((folder_ / "mine.so").string(), program), (folder_ / "mine.so").string());
   EXPECT_EQ(find_kernels((folder_ / "other.so").string(), program), "");
+}
+
+TEST_F(GpuWorkersTest, collect_nothing_where_the_environment_names_one_address_for_all_communicators) {
+  GpuWorkers workers({}, {}, 1, [](device::LaneId, device::LaneReport) {});
+  EXPECT_TRUE(workers.may_collect());
+  ASSERT_EQ(::setenv("NCCL_COMM_ID", "10.0.0.1:5555", 1), 0);
+  const Result<void> may = workers.may_collect();
+  const auto started = workers.start_cpu_collectives(1);
+  ::unsetenv("NCCL_COMM_ID");
+  ASSERT_FALSE(may);
+  EXPECT_EQ(may.error().code, ErrorCode::UnsupportedPlacement);
+  EXPECT_THAT(may.error().message, HasSubstr("NCCL_COMM_ID=10.0.0.1:5555"));
+  EXPECT_EQ(may.error().hint, "unset it for the daemon");
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().message, may.error().message);
 }
 
 TEST_F(GpuWorkersTest, are_refused_with_what_is_missing) {
