@@ -316,14 +316,14 @@ GPU = (
     lane(
         "gpu-unused-tensor-read",
         "The old gradient of a rank that did not use a tensor is added.",
-        "unused ? 0 : gpu_address(plan.input_of(tensor, rank))",
-        "gpu_address(plan.input_of(tensor, rank))",
+        "unused ? nullptr : plan.input_of(tensor, rank)",
+        "plan.input_of(tensor, rank)",
     ),
     lane(
         "gpu-absent-tensor-written",
         "A tensor that nobody used gets zeros for a gradient.",
-        "absent ? 0 : gpu_address(plan.output_of(tensor, rank))",
-        "gpu_address(plan.output_of(tensor, rank))",
+        "absent ? nullptr : plan.output_of(tensor, rank)",
+        "plan.output_of(tensor, rank)",
     ),
     lane(
         "gpu-zeros-multiplied",
@@ -340,8 +340,8 @@ GPU = (
     lane(
         "gpu-difference-of-another-sum",
         "Ranks that agree are named for those that drifted apart.",
-        "if (differs_[first_sum_[part] + sum] == 0) {",
-        "if (differs_[first_sum_[part]] == 0) {",
+        "if (!table_.differs(first_sum_[part] + sum)) {",
+        "if (!table_.differs(first_sum_[part])) {",
     ),
     lane(
         "gpu-reports-before-the-device-is-done",
@@ -349,11 +349,12 @@ GPU = (
         '  library_.must(library_.wait(), "multiplying");  // the report says that gradients may be read\n',
         "",
     ),
-    lane(
+    Mutant(
         "gpu-sums-of-before",
         "Sums that were taken again are not used.",
-        "        plan.attempt().chunk_stats[chunks_[index].chunk].power_sum = "
-        "{results_[index].high, results_[index].low};\n",
-        "",
+        "gpu",
+        "service/device/gpu/gpu_table.cpp",
+        "      if (scales_[chunk] != 0) {",
+        "      if (scales_[chunk] != 0 && lists_.buckets.empty()) {",
     ),
 )

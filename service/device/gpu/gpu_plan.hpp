@@ -6,6 +6,7 @@
 // have the sums that are here as a whole; GpuBlocks has those that travel.
 
 #include "device/gpu/gpu_blocks.hpp"
+#include "device/gpu/gpu_table.hpp"
 #include "device/gpu/release_on_gpu.hpp"
 #include "device/loaded/loaded_plan.hpp"
 #include "device/transfer/node_outputs.hpp"
@@ -49,27 +50,11 @@ class GpuPlan {
     std::vector<std::uint64_t> addresses;  ///< scratch
   };
 
-  struct Chunks {
-    std::uint32_t first = 0;
-    std::uint32_t count = 0;
-  };
-
-  /// Whose statistics a chunk of the table has.
-  struct ChunkOf {
-    std::uint32_t chunk = 0;  ///< of ChunkTable::chunks
-    bool counted = true;      ///< by the norm; else they are of a sum that is not
-  };
-
-  struct Lists;
-
-  void make_reduction(const LoadedPlan& plan);
-  void add_parts(const LoadedPlan& plan, std::uint32_t part, Lists& lists);
-  void add_chunks(const LoadedPlan& plan, std::uint32_t index, Lists& lists);
+  [[nodiscard]] GpuTableLists make_lists(const LoadedPlan& plan);
   void make_groups(const LoadedPlan& plan);
   void load(Group& group, const LoadedPlan& plan) const;
   void place(const LoadedPlan& plan, const LaneBucket& bucket);
-  void take(LoadedPlan& plan, std::uint32_t bucket, const gradsync_reduce_result& result);
-  void take_findings(LoadedPlan& plan, const gradsync_reduce_result& result);
+  void note_differences(LoadedPlan& plan) const;
   void write_zeros(const LoadedPlan& plan, const Group& group) const;
   void write_zeros(const LoadedPlan& plan, const Output& output) const;
   void scale(const LoadedPlan& plan, Group& group, double multiplier);
@@ -77,17 +62,10 @@ class GpuPlan {
   void scale_placed(Group& group, double multiplier) const;
 
   const KernelLibrary& library_;
-  std::unique_ptr<gradsync_reduction, ReleaseOnGpu> reduction_;
-  std::unique_ptr<GpuBlocks> blocks_;     ///< over nodes, where sums travel by collectives
-  std::vector<Chunks> of_bucket_;         ///< of the table
-  std::vector<ChunkOf> chunks_;           ///< by chunk of the table
   std::vector<std::uint32_t> first_sum_;  ///< by part; where all ranks are here
+  GpuTable table_;
+  std::unique_ptr<GpuBlocks> blocks_;  ///< over nodes, where sums travel by collectives
   std::vector<Group> groups_;
-  std::vector<std::uint64_t> addresses_;         ///< by place, of the attempt
-  std::vector<gradsync_reduced_chunk> results_;  ///< scratch, as the next three
-  std::vector<std::uint64_t> nonfinite_;
-  std::vector<std::uint32_t> differs_;
-  std::vector<double> scales_;
 };
 
 }  // namespace gradsync::device
