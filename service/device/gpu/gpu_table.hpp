@@ -31,7 +31,7 @@ struct GpuTableLists {
   void add_sum(const Places& sources, const Places& destinations);  ///< to the last part
   void add_chunk(const gradsync_reduce_chunk& chunk, const ChunkOf& of);
 
-  /// Of the chunks behind those of the bucket before. Returns its number.
+  /// It has the chunks behind those of the bucket before. Returns its number.
   std::uint32_t add_bucket(double divisor, plan::DType results, plan::DType inputs, bool minus_zeros);
 
   std::vector<std::size_t> slots;  ///< by place: of the plan, where it is the input of a rank
