@@ -39,6 +39,20 @@ GPU_NODES = (
         "return expects && look() != cudaErrorNotReady && false;",
     ),
     on_gpus(
+        "gpu-nodes-close-waits",
+        "Memory of a rank is closed at once, with the same end.",
+        "kernels/library/library_memory.cu",
+        'must(give_back(base, cudaIpcCloseMemHandle), "closing a memory handle")',
+        'must(cudaIpcCloseMemHandle(base), "closing a memory handle")',
+    ),
+    on_gpus(
+        "gpu-nodes-launch-unnoticed",
+        "A stream on which NCCL is about to launch counts as empty, so memory is freed behind the launch.",
+        _STREAM,
+        "stream->expects = true;",
+        "stream->expects = false;",
+    ),
+    on_gpus(
         "gpu-nodes-mark-passed-at-once",
         "A collective counts as done as soon as it was launched.",
         _STREAM,
