@@ -17,6 +17,7 @@ class DeviceError : public std::runtime_error {
     OutOfMemory,
     DeviceLost,  ///< every later call on the device fails too, until this process has ended
     WireLost,    ///< the connections of the plan are of no use any more
+    Unsupported,  ///< this machine cannot do what the plan asks for; the hint says what to change
   };
 
   explicit DeviceError(const std::string& message, Kind kind = Kind::Failed)

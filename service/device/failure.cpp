@@ -20,6 +20,7 @@ Failed failure_by_exception(Failed about) {
     about.out_of_memory = error.kind() == DeviceError::Kind::OutOfMemory;
     about.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;
     about.wire_lost = error.kind() == DeviceError::Kind::WireLost;
+    about.unsupported = error.kind() == DeviceError::Kind::Unsupported;
     about.hint = error.hint();
     about.node = error.node();
   } catch (const std::bad_alloc&) {

@@ -431,6 +431,7 @@ struct Failed {
   /// travels fails alike. `node`: to which of them, where it is known.
   bool wire_lost = false;
   std::optional<plan::TransferNode> node = {};
+  bool unsupported = false;  ///< of LoadPlan: this machine cannot do what it asks for
 };
 
 /// What a worker found of memory that another process exported, and how long each part took.

@@ -109,7 +109,8 @@ std::vector<CommunicatorSlot> CommunicatorTable::idle_to_end(
             fmt::join(names, ", "),
             kMost
         ),
-        "use fewer mesh axes that gradients are reduced over, or fewer jobs on one GPU"
+        "use fewer mesh axes that gradients are reduced over, or fewer jobs on one GPU",
+        DeviceError::Kind::Unsupported
     );
   }
   std::ranges::stable_sort(idle, {}, [&](CommunicatorSlot slot) { return entries_.at(slot).idle_since; });

@@ -16,6 +16,8 @@ constexpr const char* kDefault = "libnccl.so.2";
 constexpr const char* kInstall =
     "pip install 'nvidia-nccl-cu13>=2.28.9' and name its nvidia/nccl/lib/libnccl.so.2 in [nccl] library";
 
+DeviceError unusable(const std::string& what) { return {what, kInstall, DeviceError::Kind::Unsupported}; }
+
 std::string path_of(const std::string& configured) { return configured.empty() ? kDefault : configured; }
 
 const char* loader_error() {
@@ -26,7 +28,7 @@ const char* loader_error() {
 NcclLibrary::Find functions_of(const std::string& path) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw DeviceError(fmt::format("NCCL cannot be loaded: {}", loader_error()), kInstall);
+    throw unusable(fmt::format("NCCL cannot be loaded: {}", loader_error()));
   }
   return [library](const char* function) { return ::dlsym(library, function); };
 }
@@ -39,7 +41,7 @@ NcclLibrary::NcclLibrary(std::string path, const Find& functions) : path_(std::m
   const auto find = [&](const char* name, auto*& function) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(functions(name));
     if (function == nullptr) {
-      throw DeviceError(fmt::format("{} has no function {}: it is not NCCL 2.28.9 or later", path_, name), kInstall);
+      throw unusable(fmt::format("{} has no function {}: it is not NCCL 2.28.9 or later", path_, name));
     }
   };
   nccl_function::GetVersion* get_version = nullptr;
@@ -47,15 +49,12 @@ NcclLibrary::NcclLibrary(std::string path, const Find& functions) : path_(std::m
   find("ncclGetErrorString", error_string_);
   must(get_version(&version_), "ncclGetVersion");
   if (version_ < kLeastVersion || version_ >= kFirstOfNextMajor) {
-    throw DeviceError(
-        fmt::format(
-            "{} is NCCL {}, and gradsync needs {} or a later 2.x",
-            path_,
-            nccl_version_text(version_),
-            nccl_version_text(kLeastVersion)
-        ),
-        kInstall
-    );
+    throw unusable(fmt::format(
+        "{} is NCCL {}, and gradsync needs {} or a later 2.x",
+        path_,
+        nccl_version_text(version_),
+        nccl_version_text(kLeastVersion)
+    ));
   }
   find("ncclGetLastError", last_error_);
   find("ncclGetUniqueId", get_unique_id);

@@ -312,6 +312,7 @@ void Job::on_load_failed(const device::Failed& report) {
       report.out_of_memory                         ? ErrorCode::InsufficientMemory
       : report.buffer != 0 && !report.hint.empty() ? ErrorCode::ImportRefused
       : report.lane_lost                           ? ErrorCode::StepFailed
+      : report.unsupported                         ? ErrorCode::UnsupportedPlacement
                                                    : ErrorCode::InternalError,
       "the lane could not take the plan: " + report.message,
       !report.hint.empty()   ? report.hint

@@ -18,7 +18,7 @@ from node_jobs import Nodes, job_over
 from ranks_in_threads import on_all, whole
 from sync_jobs import Layout, Part, SyncRank, check_sync, ddp, fsdp, hsdp, sync_again, with_layout
 
-from gradsync.errors import GradsyncError, NodeLost, NodeRefused, PlanMismatch, StepFailed
+from gradsync.errors import NodeLost, NodeRefused, PlanMismatch, StepFailed, UnsupportedPlacement
 
 LIBRARY = Path(BINARY).parents[1] / "lib" / "libnccl_fake.so"
 WITH_NCCL = ("--nccl-cpu-gradients", "nccl", "--nccl-library", str(LIBRARY))
@@ -187,12 +187,20 @@ def test_a_node_whose_gradients_travel_otherwise_is_refused_with_both_settings(t
             assert "cpu_gradients is nccl on node 'node0' and sockets on node 'node1'" in str(refused)
 
 
-def test_a_library_that_is_not_there_is_named_when_a_plan_needs_it(tmp_path: Path) -> None:
-    missing = ("--nccl-cpu-gradients", "nccl", "--nccl-library", "/nowhere/libnccl.so.2")
-    with Nodes(tmp_path, 2, *missing) as nodes, job_over(nodes, 1, kind=with_layout(one)) as ranks:
+@pytest.mark.parametrize(
+    ("library", "wrong"), [("/nowhere/libnccl.so.2", "cannot be loaded"), (str(LIBRARY), "is NCCL 2.28.7")]
+)
+def test_a_library_that_cannot_be_used_is_named_when_a_plan_needs_it(tmp_path: Path, library: str, wrong: str) -> None:
+    named = ("--nccl-cpu-gradients", "nccl", "--nccl-library", library)
+    with (
+        Nodes(tmp_path, 2, *named, before=with_faults("", "22807")) as nodes,
+        job_over(nodes, 1, kind=with_layout(one)) as ranks,
+    ):
         for refused in on_all(ranks, SyncRank.declare):
-            assert isinstance(refused, GradsyncError), refused
-            assert "/nowhere/libnccl.so.2" in str(refused)
+            assert isinstance(refused, UnsupportedPlacement), refused
+            assert library in str(refused)
+            assert wrong in str(refused)
+            assert "[nccl] library" in str(refused)
 
 
 def test_gradients_of_cpus_need_a_library_that_was_named() -> None:

@@ -270,6 +270,7 @@ inline std::vector<LaneReport> sample_reports() {
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},
       Failed{19, 20, 21, false, true, "", std::nullopt, "a hint", true},
       Failed{41, 42, 0, false, false, "reset by peer", std::nullopt, "", false, true, 43},
+      Failed{53, 0, 0, false, false, "too old", std::nullopt, "a hint", false, false, std::nullopt, true},
       Connected{44},
       Probed{28, {29, std::string("\0\xff", 2), 0.5, 0.25, 0.125}},
       RowsRead{30, 31, {32, 33}, {{34, 35, 36, {37, 1.5, -0.0, 2, 3.5, 38, 39, 40}}, {}}},

@@ -3,6 +3,7 @@
 #include "device/nccl/nccl_library.hpp"
 
 #include "device/device_error.hpp"
+#include "device/failure.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,6 +24,15 @@ TEST(NcclLibrary, names_a_file_that_is_not_there) {
       [] { const NcclLibrary library("/nowhere/libnccl.so.2"); },
       ThrowsMessage<DeviceError>(AllOf(HasSubstr("NCCL cannot be loaded"), HasSubstr("/nowhere/libnccl.so.2")))
   );
+}
+
+TEST(NcclLibrary, that_is_not_there_is_what_this_machine_does_not_support) {
+  try {
+    const NcclLibrary library("/nowhere/libnccl.so.2");
+    ADD_FAILURE() << "it was loaded";
+  } catch (const DeviceError&) {
+    EXPECT_TRUE(failure_by_exception({}).unsupported);
+  }
 }
 
 TEST(NcclLibrary, names_the_function_that_another_library_lacks) {
@@ -60,6 +70,7 @@ TEST_P(FakeVersion, that_does_not_fit_is_refused_with_both_versions_and_the_path
         )
     );
     EXPECT_THAT(error.hint(), HasSubstr("pip install 'nvidia-nccl-cu13>=2.28.9'"));
+    EXPECT_TRUE(failure_by_exception({}).unsupported);
   }
   ::unsetenv("GRADSYNC_FAKE_NCCL_VERSION");
 }

@@ -147,6 +147,26 @@ TEST_F(JobSites, a_lane_that_cannot_load_the_plan_ends_the_epoch_on_both) {
   answer_all();
 }
 
+TEST_F(JobSites, a_library_that_a_lane_cannot_open_is_named_with_what_to_do) {
+  device::Failed failed;
+  failed.plan = next<device::LoadPlan>(kFirstGpu).plan;
+  failed.message = "NCCL cannot be loaded: libnccl.so.2: no such file";
+  failed.hint = "name it in [nccl] library";
+  failed.unsupported = true;
+  first.commands.pop_front();
+  first.commands.pop_front();
+  engine.on_lane_report(kFirstGpu, failed);
+  ASSERT_EQ(count<LocalsLeft>(), 1u);
+  const Error& error = last<LocalsLeft>().error;
+  EXPECT_EQ(error.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_THAT(error.message, HasSubstr("libnccl.so.2: no such file"));
+  EXPECT_EQ(error.hint, "name it in [nccl] library");
+  tell(EpochEnded{error});
+  answer_all();
+  ASSERT_TRUE(refused.contains(2) && refused.contains(3));
+  EXPECT_EQ(refused.at(3).code, ErrorCode::UnsupportedPlacement);
+}
+
 TEST_F(JobSites, a_plan_that_one_lane_takes_after_the_other_one_has_failed_is_forgotten) {
   const device::PlanId plan = next<device::LoadPlan>(kFirstGpu).plan;
   first.commands.clear();
