@@ -18,6 +18,7 @@
 // there are communicators for NCCL to end them. No more is promised where the machine itself stands still: a thread
 // that the kernel does not run, a page that it does not bring.
 
+#include "base/shared_list.hpp"
 #include "base/unique_fd.hpp"
 #include "device/math/norm_sum.hpp"
 #include "device/nccl/communicator.hpp"
@@ -118,10 +119,11 @@ struct LaneCommunicators {
 /// same. What of a bucket travels is in its transfer; the lane reads the inputs of its own ranks and writes their
 /// outputs (docs/adr/0034).
 struct LaneNodes {
-  plan::TransferNode node = 0;                       ///< this one
-  std::vector<plan::TransferNode> node_of_rank;      ///< empty: all ranks are here, and nothing below is used
-  std::vector<plan::BucketTransfer> transfers = {};  ///< by bucket; without streams where nothing of it travels
-  std::uint64_t staging_bytes = 64u << 20;           ///< as in the options of the transfers
+  plan::TransferNode node = 0;                   ///< this one
+  std::vector<plan::TransferNode> node_of_rank;  ///< empty: all ranks are here, and nothing below is used
+  /// By bucket; without streams where nothing of it travels. All sites of a node have one list.
+  SharedList<plan::BucketTransfer> transfers = {};
+  std::uint64_t staging_bytes = 64u << 20;  ///< as in the options of the transfers
   /// Parts, by tensor and number among its parts, that have several sums, not all of them on one node, and a
   /// destination here. Nodes compare them, each class of them by one hash; a class ascends.
   std::vector<std::vector<StatsBox>> classes = {};

@@ -3,6 +3,7 @@
 // of a list. The fields of a struct are what `fields(archive, value)` names, in that order; both directions use the
 // same function. File descriptors travel beside the bytes, in order.
 
+#include "base/shared_list.hpp"
 #include "base/unique_fd.hpp"
 
 #include <fmt/format.h>
@@ -121,6 +122,14 @@ class ByteWriter {
   template <typename T>
   void put(std::vector<T>& list) {
     put_list(list);
+  }
+
+  template <typename T>
+  void put(const SharedList<T>& list) {
+    put(std::uint64_t{list.size()});
+    for (const T& element : list) {
+      put(element);
+    }
   }
 
   /// Descriptors in its elements are moved out of it, unless it is const.
@@ -286,6 +295,11 @@ class ByteReader {
         get(element);
       }
     }
+  }
+
+  template <typename T>
+  void get(SharedList<T>& list) {
+    get(list.own());
   }
 
   template <typename T>

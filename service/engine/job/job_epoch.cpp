@@ -25,16 +25,12 @@ device::LaneCommand load_command(device::PlanId id, device::StatsPlan layout) {
   return device::LoadStats{id, std::move(layout)};
 }
 
-/// The layout for another lane than the first, which may be a site of its own: what travels of a plan is large, and
-/// that of the first one is not copied then.
-device::LanePlan of_share(PreparedPlan& prepared, device::LanePlan& first, std::size_t share) {
-  if (prepared.other_sites.empty()) {
-    return first;
-  }
-  device::LaneNodes of_first = std::exchange(first.nodes, device::LaneNodes());
+/// The layout for another lane than the first, which may be a site of its own.
+device::LanePlan of_share(PreparedPlan& prepared, const device::LanePlan& first, std::size_t share) {
   device::LanePlan layout = first;
-  first.nodes = std::move(of_first);
-  layout.nodes = std::move(prepared.other_sites[share - 1]);
+  if (!prepared.other_sites.empty()) {
+    layout.nodes = std::move(prepared.other_sites[share - 1]);
+  }
   return layout;
 }
 

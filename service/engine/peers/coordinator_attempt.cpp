@@ -57,7 +57,8 @@ void CoordinatorMachine::on_ask(TimePoint now, NodeNumber number, PeerAsk ask, A
 /// Why the ask cannot be of one step with those before it.
 std::optional<Error> CoordinatorMachine::ask_difference(NodeNumber number, const PeerAsk& ask) const {
   if (course_.plan) {
-    if (const auto misfit = misfit_of(*course_.plan, *course_.comparison, sites_of(number), ask)) {
+    const std::vector<SiteNumber>& sites = course_.by_rank->sites_of_node[number];
+    if (const auto misfit = misfit_of(*course_.plan, *course_.comparison, sites, ask)) {
       Error error =
           make_error(ErrorCode::InternalError, fmt::format("what node '{}' asks {}", node(number).join.node, *misfit));
       error.node = node(number).join.node;
@@ -87,16 +88,6 @@ std::optional<Error> CoordinatorMachine::ask_difference(NodeNumber number, const
 const SiteSums& CoordinatorMachine::sums_of(SiteNumber number) const {
   const RosterByRank::Site& site = course_.by_rank->sites[number];
   return under_way_.asks.at(site.node).sites[site.index];
-}
-
-std::vector<SiteNumber> CoordinatorMachine::sites_of(NodeNumber node) const {
-  std::vector<SiteNumber> found;
-  for (SiteNumber number = 0; number < course_.by_rank->sites.size(); ++number) {
-    if (course_.by_rank->sites[number].node == node) {
-      found.push_back(number);
-    }
-  }
-  return found;
 }
 
 /// Everything that the attempt needs is here: all nodes decide by it alike.

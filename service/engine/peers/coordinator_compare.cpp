@@ -97,7 +97,7 @@ void CoordinatorMachine::on_rows(TimePoint now, NodeNumber from, PeerRows rows, 
   if (under_way_.phase != Phase::Comparing) {
     return;
   }
-  const std::vector<SiteNumber> sites = sites_of(from);
+  const std::vector<SiteNumber>& sites = course_.by_rank->sites_of_node[from];
   if (rows.site >= sites.size()) {
     return;
   }

@@ -240,8 +240,6 @@ class CoordinatorMachine {
   [[nodiscard]] std::optional<Error> ask_difference(NodeNumber number, const PeerAsk& ask) const;
   /// What the site measured; only where all nodes have asked for a norm.
   [[nodiscard]] const SiteSums& sums_of(SiteNumber number) const;
-  /// The sites of a node, ascending.
-  [[nodiscard]] std::vector<SiteNumber> sites_of(NodeNumber node) const;
   void decide_attempt(TimePoint now, Actions& actions);
   void on_vote(TimePoint now, NodeNumber number, const PeerVote& vote, Actions& actions);
   void commit(TimePoint now, Actions& actions);

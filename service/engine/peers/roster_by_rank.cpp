@@ -32,8 +32,8 @@ bool take(RosterByRank& all, const RankSpan& ranks, std::uint32_t content, NodeN
 /// The devices of each node come by its ranks, ascending. Sites are numbered by their lowest ranks.
 bool find_sites(RosterByRank& all, const SharedList<RosterNode>& roster) {
   std::vector<std::size_t> seen(roster.size());  // ranks of each node
-  std::vector<std::uint32_t> found(roster.size());
   std::map<std::pair<NodeNumber, std::uint32_t>, SiteNumber> known;
+  all.sites_of_node.resize(roster.size());
   for (const NodeNumber node : all.node_of_rank) {
     const std::vector<std::uint32_t>& devices = roster[node].devices;
     const std::size_t place = seen[node]++;
@@ -43,7 +43,9 @@ bool find_sites(RosterByRank& all, const SharedList<RosterNode>& roster) {
     const auto [site, added] =
         known.try_emplace({node, devices.empty() ? 0 : devices[place]}, static_cast<SiteNumber>(all.sites.size()));
     if (added) {
-      all.sites.push_back({node, found[node]++});
+      std::vector<SiteNumber>& of_node = all.sites_of_node[node];
+      all.sites.push_back({node, static_cast<std::uint32_t>(of_node.size())});
+      of_node.push_back(site->second);
     }
     all.site_of_rank.push_back(site->second);
   }

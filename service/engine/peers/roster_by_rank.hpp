@@ -34,8 +34,9 @@ struct RosterByRank {
     std::uint32_t index = 0;  ///< among the sites of the node
   };
 
-  std::vector<std::uint32_t> site_of_rank;  ///< index into `sites`
-  std::vector<Site> sites;                  ///< by SiteNumber
+  std::vector<std::uint32_t> site_of_rank;                ///< index into `sites`
+  std::vector<Site> sites;                                ///< by SiteNumber
+  std::vector<std::vector<std::uint32_t>> sites_of_node;  ///< ascending
 };
 
 /// Null: the roster does not have each rank of the world once, names other than so many lists of fingerprints, or does

@@ -51,10 +51,6 @@ std::optional<Error> refuse_collectives(
   return std::nullopt;
 }
 
-SiteNumber site_of(const PlanRequest& request, std::size_t rank) {
-  return request.site_of_rank.empty() ? request.node_of_rank[rank] : request.site_of_rank[rank];
-}
-
 Error on_cpu_beside_gpu(std::size_t rank, std::size_t other) {
   Error error = make_error(
       ErrorCode::UnsupportedPlacement,
@@ -73,15 +69,20 @@ Error on_cpu_beside_gpu(std::size_t rank, std::size_t other) {
 
 }  // namespace
 
+const std::vector<SiteNumber>& sites_by_rank(const PlanRequest& request) {
+  return request.site_of_rank.empty() ? request.node_of_rank : request.site_of_rank;
+}
+
 Result<std::vector<LaneShare>> shares_of_sites(const PlanRequest& request, const plan::Plan& plan) {
+  const std::vector<SiteNumber>& site_of_rank = sites_by_rank(request);
   std::vector<std::uint32_t> buckets(plan.buckets.size());
   std::iota(buckets.begin(), buckets.end(), 0u);
   std::vector<LaneShare> shares;
   std::vector<std::size_t> first;  // rank of each
   for (std::size_t rank = 0; rank < request.lane_of_rank.size(); ++rank) {
     if (request.node_of_rank[rank] == request.node &&
-        std::ranges::count(shares, site_of(request, rank), &LaneShare::site) == 0) {
-      shares.push_back({request.lane_of_rank[rank], buckets, site_of(request, rank)});
+        std::ranges::count(shares, site_of_rank[rank], &LaneShare::site) == 0) {
+      shares.push_back({request.lane_of_rank[rank], buckets, site_of_rank[rank]});
       first.push_back(rank);
     }
   }
@@ -98,7 +99,7 @@ Result<std::vector<LaneShare>> shares_of_sites(const PlanRequest& request, const
     return on_cpu_beside_gpu(*on_cpu, *on_gpu);
   }
   for (std::size_t rank = 0; on_cpu && rank < request.node_of_rank.size(); ++rank) {
-    if (site_of(request, rank) != request.node_of_rank[rank]) {  // behind a node with several sites, which are GPUs
+    if (site_of_rank[rank] != request.node_of_rank[rank]) {  // behind a node with several sites, which are GPUs
       return on_cpu_beside_gpu(*on_cpu, rank);
     }
   }
@@ -107,7 +108,9 @@ Result<std::vector<LaneShare>> shares_of_sites(const PlanRequest& request, const
 
 bool lies_on_gpu(const PreparedPlan& prepared) { return prepared.shares.front().lane != device::kHostLane; }
 
-std::optional<Error> use_collectives(PreparedPlan& prepared, device::LaneNodes& nodes) {
+std::optional<Error> use_collectives(
+    PreparedPlan& prepared, device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+) {
   device::LaneCommunicators communicators = lane_communicators_of(*prepared.plan, nodes);
   if (communicators.needed.empty() && !lies_on_gpu(prepared)) {
     return std::nullopt;
@@ -115,7 +118,7 @@ std::optional<Error> use_collectives(PreparedPlan& prepared, device::LaneNodes& 
   if (std::optional<Error> refusal = refuse_collectives(*prepared.plan, communicators, lies_on_gpu(prepared))) {
     return refusal;
   }
-  nodes.staging_bytes = std::max(nodes.staging_bytes, collective_staging_of(nodes));
+  nodes.staging_bytes = std::max(nodes.staging_bytes, collective_staging_of(nodes, collectives));
   nodes.communicators = std::move(communicators);
   prepared.linked.clear();
   prepared.cpu_collectives = !lies_on_gpu(prepared);

@@ -3,8 +3,10 @@
 
 #include "base/error.hpp"
 #include "engine/plan/planner_port.hpp"
+#include "plan/transfer/bucket_collectives.hpp"
 
 #include <optional>
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -15,7 +17,12 @@ namespace gradsync::engine {
 /// Whether this node's gradients lie on a GPU. The plan is over nodes.
 [[nodiscard]] bool lies_on_gpu(const PreparedPlan& prepared);
 
+/// By rank; where each node is one, nodes.
+[[nodiscard]] const std::vector<SiteNumber>& sites_by_rank(const PlanRequest& request);
+
 /// Gives what travels to communicators, or says why it cannot go by them.
-[[nodiscard]] std::optional<Error> use_collectives(PreparedPlan& prepared, device::LaneNodes& nodes);
+[[nodiscard]] std::optional<Error> use_collectives(
+    PreparedPlan& prepared, device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+);
 
 }  // namespace gradsync::engine

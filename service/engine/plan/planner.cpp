@@ -5,6 +5,7 @@
 #include "base/text/text.hpp"
 #include "base/thread_name.hpp"
 #include "engine/peers/declarations/content_hash.hpp"
+#include "engine/peers/sums/node_communicators.hpp"
 #include "engine/peers/sums/node_plan.hpp"
 #include "engine/plan/plan_collectives.hpp"
 #include "plan/check/words.hpp"
@@ -125,11 +126,12 @@ std::optional<Error> add_sites(const PlanRequest& request, PreparedPlan& prepare
     prepared.other_sites.push_back(at_site(first, *prepared.comparison, prepared.shares[other].site));
   }
   const bool by_nccl = request.cpu_collectives || lies_on_gpu(prepared);
+  const plan::CollectivesByBucket collectives = by_nccl ? collectives_by_bucket(first) : plan::CollectivesByBucket();
   const auto add = [&](device::LaneNodes& nodes) {
-    std::optional<Error> refusal = by_nccl ? use_collectives(prepared, nodes) : std::nullopt;
+    std::optional<Error> refusal = by_nccl ? use_collectives(prepared, nodes, collectives) : std::nullopt;
     if (!refusal) {
       prepared.memory_bytes += memory_of(nodes);
-      prepared.communicators.add(*prepared.plan, nodes);
+      prepared.communicators.add(*prepared.plan, nodes, collectives);
     }
     return refusal;
   };
@@ -142,10 +144,7 @@ std::optional<Error> add_sites(const PlanRequest& request, PreparedPlan& prepare
 
 /// Leaves of the layout what this node has of it, or says what of it travels.
 std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
-  const bool each_is_one = request.site_of_rank.empty();
-  prepared.comparison = std::make_shared<const Comparison>(
-      comparison_of(*prepared.plan, each_is_one ? request.node_of_rank : request.site_of_rank)
-  );
+  prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, sites_by_rank(request)));
   prepared.memory_bytes += memory_of(*prepared.comparison);
   if (auto* const tables = std::get_if<device::StatsPlan>(&prepared.layout)) {
     *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, prepared.shares.front().site);
@@ -162,7 +161,8 @@ Result<std::vector<LaneShare>> shares_of(const PlanRequest& request, const plan:
   }
   Result<std::vector<LaneShare>> shares = project_plan(plan, request.lane_of_rank);
   if (over_nodes && shares) {
-    shares->front().site = request.node;
+    const auto own = std::ranges::find(request.node_of_rank, request.node) - request.node_of_rank.begin();
+    shares->front().site = sites_by_rank(request)[static_cast<std::size_t>(own)];
   }
   return shares;
 }

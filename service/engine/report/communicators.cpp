@@ -1,6 +1,5 @@
 #include "engine/report/communicators.hpp"
 
-#include "plan/transfer/bucket_collectives.hpp"
 #include "plan/transfer/communicator_name.hpp"
 #include "plan/transfer/node_transfer.hpp"
 
@@ -35,9 +34,12 @@ std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, c
 
 }  // namespace
 
-void Communicators::add(const plan::Plan& plan, const device::LaneNodes& nodes) {
+void Communicators::add(
+    const plan::Plan& plan, const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+) {
   nccl_ = nodes.communicators.has_value();
-  const UsesByBucket& uses = by_lane_.emplace_back(nccl_ ? count_collectives(nodes) : count_messages(plan, nodes));
+  const UsesByBucket& uses =
+      by_lane_.emplace_back(nccl_ ? count_collectives(nodes, collectives) : count_messages(plan, nodes));
   std::map<std::size_t, std::uint64_t> per_step;
   for (const std::vector<Use>& of_bucket : uses) {
     for (const Use& use : of_bucket) {
@@ -72,19 +74,20 @@ Communicators::UsesByBucket Communicators::count_messages(const plan::Plan& plan
   return by_bucket;
 }
 
-Communicators::UsesByBucket Communicators::count_collectives(const device::LaneNodes& nodes) {
+Communicators::UsesByBucket Communicators::count_collectives(
+    const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+) {
   const std::vector<device::LaneCommunicator>& needed = nodes.communicators->needed;
   std::vector<std::size_t> numbers;
   for (const device::LaneCommunicator& one : needed) {
     numbers.push_back(find_or_add(plan::communicator_name(one.spec.axes, one.spec.ranks), one.spec.ranks));
   }
-  UsesByBucket by_bucket(nodes.transfers.size());
-  for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
-    const plan::BucketTransfer& transfer = nodes.transfers[bucket];
-    for (const plan::TransferCollective& one : plan::collectives_of(transfer)) {
+  UsesByBucket by_bucket(collectives.size());
+  for (std::size_t bucket = 0; bucket < collectives.size(); ++bucket) {
+    const std::uint64_t width = plan::size_of(nodes.transfers[bucket].sum);
+    for (const plan::TransferCollective& one : collectives[bucket]) {
       const auto found = std::ranges::find(needed, one.members, &device::LaneCommunicator::nodes);
       if (found != needed.end()) {
-        const std::uint64_t width = plan::size_of(transfer.sum);
         const std::size_t number = numbers[static_cast<std::size_t>(found - needed.begin())];
         by_bucket[bucket].push_back({number, one.staged() * width, one.elements * width, 1});
       }

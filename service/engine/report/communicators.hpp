@@ -8,6 +8,7 @@
 #include "device/lane.hpp"
 #include "engine/report/report.hpp"
 #include "plan/plan.hpp"
+#include "plan/transfer/bucket_collectives.hpp"
 
 #include <cstdint>
 #include <limits>
@@ -22,8 +23,9 @@ class Communicators {
   /// None: nothing travels.
   Communicators() = default;
 
-  /// What a lane of this node takes part in; lanes come in the order of their sites.
-  void add(const plan::Plan& plan, const device::LaneNodes& nodes);
+  /// What a lane of this node takes part in; lanes come in the order of their sites. `collectives`: none where sums
+  /// travel by sockets.
+  void add(const plan::Plan& plan, const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives = {});
 
   /// The lane has reduced the bucket. Lanes are counted from 0.
   void on_reduced(std::size_t lane, std::uint32_t bucket, TimePoint now);
@@ -61,7 +63,9 @@ class Communicators {
   using UsesByBucket = std::vector<std::vector<Use>>;
 
   [[nodiscard]] UsesByBucket count_messages(const plan::Plan& plan, const device::LaneNodes& nodes);
-  [[nodiscard]] UsesByBucket count_collectives(const device::LaneNodes& nodes);
+  [[nodiscard]] UsesByBucket count_collectives(
+      const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+  );
   /// None where nothing of the bucket is known to travel.
   [[nodiscard]] const std::vector<Use>& uses_of(std::size_t lane, std::uint32_t bucket) const;
   [[nodiscard]] std::vector<std::size_t> take_streams(

@@ -48,4 +48,6 @@ struct TransferCollective {
     const BucketTransfer& transfer, std::uint64_t most_together = kMostTogether
 );
 
+using CollectivesByBucket = std::vector<std::vector<TransferCollective>>;
+
 }  // namespace gradsync::plan

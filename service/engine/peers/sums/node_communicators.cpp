@@ -1,7 +1,6 @@
 #include "engine/peers/sums/node_communicators.hpp"
 
 #include "plan/interrupt.hpp"
-#include "plan/transfer/bucket_collectives.hpp"
 
 #include <algorithm>
 #include <map>
@@ -53,14 +52,22 @@ device::LaneCommunicators lane_communicators_of(const plan::Plan& plan, const de
   return made;
 }
 
-std::uint64_t collective_staging_of(const device::LaneNodes& nodes) {
-  std::uint64_t largest = 0;
+plan::CollectivesByBucket collectives_by_bucket(const device::LaneNodes& nodes) {
+  plan::CollectivesByBucket by_bucket;
   for (const plan::BucketTransfer& transfer : nodes.transfers) {
     plan::interruption_point();
-    for (const plan::TransferCollective& one : plan::collectives_of(transfer)) {
+    by_bucket.push_back(plan::collectives_of(transfer));
+  }
+  return by_bucket;
+}
+
+std::uint64_t collective_staging_of(const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives) {
+  std::uint64_t largest = 0;
+  for (std::size_t bucket = 0; bucket < collectives.size(); ++bucket) {
+    const std::uint64_t width = plan::size_of(nodes.transfers[bucket].sum);
+    for (const plan::TransferCollective& one : collectives[bucket]) {
       if (std::ranges::binary_search(one.members, nodes.node)) {
         const bool scatters = one.kind == plan::TransferCollective::Kind::ReduceScatter;
-        const std::uint64_t width = plan::size_of(transfer.sum);
         const std::uint64_t result = scatters ? plan::align_up(one.elements * width) : 0;
         largest = std::max(largest, plan::align_up(one.staged() * width) + result);
       }

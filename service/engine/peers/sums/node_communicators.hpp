@@ -4,6 +4,7 @@
 
 #include "device/lane.hpp"
 #include "plan/plan.hpp"
+#include "plan/transfer/bucket_collectives.hpp"
 
 #include <cstdint>
 
@@ -14,7 +15,12 @@ namespace gradsync::engine {
 /// say.
 [[nodiscard]] device::LaneCommunicators lane_communicators_of(const plan::Plan& plan, const device::LaneNodes& nodes);
 
+/// The collectives of all nodes.
+[[nodiscard]] plan::CollectivesByBucket collectives_by_bucket(const device::LaneNodes& nodes);
+
 /// The staging memory that two collectives of this node take at once, at most.
-[[nodiscard]] std::uint64_t collective_staging_of(const device::LaneNodes& nodes);
+[[nodiscard]] std::uint64_t collective_staging_of(
+    const device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
+);
 
 }  // namespace gradsync::engine

@@ -69,10 +69,11 @@ device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& compar
   plan::TransferOptions options;
   options.partial_sums = plan.options.partial_sums;
   device::LaneNodes nodes{node, comparison.node_of_rank, {}, options.staging_bytes, classes_of(comparison, node)};
-  nodes.transfers.reserve(plan.buckets.size());
+  std::vector<plan::BucketTransfer>& transfers = nodes.transfers.own();
+  transfers.reserve(plan.buckets.size());
   for (std::uint32_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {
     plan::interruption_point();
-    nodes.transfers.push_back(plan::make_bucket_transfer(plan, bucket, comparison.node_of_rank, options));
+    transfers.push_back(plan::make_bucket_transfer(plan, bucket, comparison.node_of_rank, options));
   }
   return nodes;
 }

@@ -133,7 +133,7 @@ inline LanePlan sample_plan() {
   plan.rank_buffers = {43, 44, 45};
   plan.nodes.node = 46;
   plan.nodes.node_of_rank = {47, 48, 49};
-  plan.nodes.transfers = {sample_transfer(), {}};
+  plan.nodes.transfers = std::vector<plan::BucketTransfer>{sample_transfer(), {}};
   plan.nodes.staging_bytes = 50;
   plan.nodes.classes = {{{51, 52}, {53, 54}}, {}};
   plan.nodes.communicators = {71, true, {{{{"dp_replicate", std::string("\0\xff", 2)}, {72, -1}, 73}, {74, 75}}, {}}};

@@ -364,6 +364,7 @@ TEST(Planner, each_gpu_of_a_node_has_every_bucket_and_its_own_part_of_what_trave
   const device::LaneNodes& second = prepared.other_sites[0];
   EXPECT_EQ(first.node, 1u);
   EXPECT_EQ(second.node, 2u);
+  EXPECT_EQ(second.transfers.identity(), first.transfers.identity()) << "they are large";
   EXPECT_EQ(second.node_of_rank, (std::vector<NodeNumber>{0, 0, 1, 2}));
   EXPECT_EQ(prepared.comparison->node_of_rank, second.node_of_rank);
   ASSERT_TRUE(first.communicators && second.communicators);
@@ -371,6 +372,23 @@ TEST(Planner, each_gpu_of_a_node_has_every_bucket_and_its_own_part_of_what_trave
   EXPECT_EQ(second.communicators->needed[0].spec.ranks, (std::vector<std::int64_t>{0, 2, 3}));
   EXPECT_EQ(first.communicators->needed[0].spec.own, 1u);
   EXPECT_EQ(second.communicators->needed[0].spec.own, 2u);
+}
+
+TEST(Planner, tables_of_a_node_behind_one_with_several_gpus_are_of_its_site) {
+  PlanRequest asked = request_of_sites();
+  plan::RankDeclaration declared = Harness::declaration({Harness::tensor("a")});
+  declared.options.data_path = plan::DataPath::Stats;
+  declared.tensors.own()[0].placements.clear();
+  const auto measured = std::make_shared<const plan::RankDeclaration>(declared);
+  asked.by_rank = std::vector<std::shared_ptr<const plan::RankDeclaration>>(4, measured);
+  asked.site_of_rank = {0, 1, 2, 2};
+  asked.lane_of_rank.clear();
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  EXPECT_EQ((*outcome.plan)->shares[0].site, 2u);
+  const auto& layout = std::get<device::StatsPlan>((*outcome.plan)->layout);
+  ASSERT_EQ(layout.tensors.size(), 1u);
+  EXPECT_EQ(layout.tensors[0].holders.size(), 2u) << "those of ranks 2 and 3";
 }
 
 TEST(Planner, sums_that_stay_on_their_gpus_may_be_rounded_where_others_travel) {

@@ -76,7 +76,7 @@ TEST(Communicators, count_collectives_where_nccl_carries_what_travels) {
   device::LaneNodes nodes = lane_nodes_of(plan, comparison_of(plan, {0, 1}), 1);
   nodes.communicators = lane_communicators_of(plan, nodes);
   Communicators node;
-  node.add(plan, nodes);
+  node.add(plan, nodes, collectives_by_bucket(nodes));
   EXPECT_EQ(node.collectives_of(0, 0), 1U);
   EXPECT_EQ(node.collectives_of(0, 9), 0U);
   node.on_reduced(0, 0, kAsked);
@@ -101,7 +101,7 @@ TEST(Communicators, of_several_gpus_of_a_node_are_counted_once_and_their_bytes_t
   for (const SiteNumber site : {0U, 1U}) {
     device::LaneNodes nodes = lane_nodes_of(plan, comparison_of(plan, {0, 1, 2}), site);
     nodes.communicators = lane_communicators_of(plan, nodes);
-    node.add(plan, nodes);
+    node.add(plan, nodes, collectives_by_bucket(nodes));
   }
   EXPECT_EQ(node.collectives_of(0, 0), 1U) << "of three blocks";
   EXPECT_EQ(node.collectives_of(1, 0), 0U) << "the first lane has counted it";

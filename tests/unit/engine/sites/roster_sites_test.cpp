@@ -50,6 +50,7 @@ TEST(RosterSites, are_numbered_by_their_lowest_ranks_over_all_nodes) {
   ASSERT_TRUE(roster);
   EXPECT_THAT(roster->site_of_rank, ElementsAre(0, 1, 2, 1, 2, 3, 0));
   EXPECT_THAT(roster->sites, ElementsAre(FieldsAre(0, 0), FieldsAre(1, 0), FieldsAre(0, 1), FieldsAre(1, 1)));
+  EXPECT_THAT(roster->sites_of_node, ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
 }
 
 TEST(RosterSites, of_one_node_do_not_depend_on_how_it_numbers_its_devices) {

@@ -81,8 +81,10 @@ TEST(NodeCommunicators, staging_memory_has_room_for_two_collectives) {
   ASSERT_TRUE(job.add(rows));
   const plan::Plan plan = job.plan();
   const std::uint64_t place = (22 + 1) * sizeof(float);
+  const device::LaneNodes nodes = nodes_of(plan, {0, 1, 2}, 0);
   EXPECT_EQ(
-      collective_staging_of(nodes_of(plan, {0, 1, 2}, 0)), 2 * (plan::align_up(3 * place) + plan::align_up(place))
+      collective_staging_of(nodes, collectives_by_bucket(nodes)),
+      2 * (plan::align_up(3 * place) + plan::align_up(place))
   );
 }
 
