@@ -17,6 +17,7 @@
 #include "plan/declaration.hpp"
 #include "plan/mesh/mesh.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,6 +29,8 @@
 namespace gradsync::engine {
 
 inline constexpr std::int64_t kPeerProtocol = 1;
+inline constexpr std::size_t kPeerTextBytes = 16u << 20;  ///< no message has a longer text
+inline constexpr std::size_t kMostOffers = 80;            ///< of communicators, of all sites of a node
 using NodeNumber = std::uint32_t;  ///< by lowest rank, ascending: 0 has rank 0, and is the coordinator's
 /// A site is where gradients of some ranks of a node are summed: a node has one, or one for each of its GPUs whose sums
 /// travel (docs/adr/0045). By lowest rank, ascending: where each node has one, its number is that of the node.

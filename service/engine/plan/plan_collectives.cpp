@@ -125,4 +125,27 @@ std::optional<Error> use_collectives(
   return std::nullopt;
 }
 
+std::optional<Error> refuse_offers(const PreparedPlan& prepared, std::size_t most) {
+  const auto offers_of = [](const device::LaneNodes& nodes) {
+    return nodes.communicators ? nodes.communicators->needed.size() : 0;
+  };
+  std::size_t offers = offers_of(std::get<device::LanePlan>(prepared.layout).nodes);
+  for (const device::LaneNodes& nodes : prepared.other_sites) {
+    offers += offers_of(nodes);
+  }
+  if (offers <= most) {
+    return std::nullopt;
+  }
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format(
+          "{} GPUs of this node are members of {} communicators together, and a node has {} of them at most",
+          prepared.shares.size(),
+          offers,
+          most
+      ),
+      "place ranks so that meshes cut fewer sets of GPUs, or on fewer GPUs of a node"
+  );
+}
+
 }  // namespace gradsync::engine

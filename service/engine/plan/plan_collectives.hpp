@@ -25,4 +25,7 @@ namespace gradsync::engine {
     PreparedPlan& prepared, device::LaneNodes& nodes, const plan::CollectivesByBucket& collectives
 );
 
+/// A message has room for so many communicators of a node.
+[[nodiscard]] std::optional<Error> refuse_offers(const PreparedPlan& prepared, std::size_t most = kMostOffers);
+
 }  // namespace gradsync::engine

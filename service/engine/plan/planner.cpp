@@ -139,13 +139,38 @@ std::optional<Error> add_sites(const PlanRequest& request, PreparedPlan& prepare
   for (std::size_t other = 0; other < prepared.other_sites.size() && !refusal; ++other) {
     refusal = add(prepared.other_sites[other]);
   }
-  return refusal;
+  return refusal ? refusal : refuse_offers(prepared);
+}
+
+/// All nodes find the same here: it is of the one that says most.
+std::optional<Error> refuse_ask_size(const PlanRequest& request, const PreparedPlan& prepared) {
+  const AskSize largest = largest_ask(*prepared.plan, *prepared.comparison, request.node_of_rank);
+  if (largest.bytes <= request.peer_bytes) {
+    return std::nullopt;
+  }
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format(
+          "what a node{} may have {}, a message between daemons at most {}: there are {} layers, {} clip groups and {} "
+          "tensors",
+          largest.sites > 1 ? fmt::format(" says of a step for each of its {} GPUs", largest.sites) : " says of a step",
+          human_bytes(largest.bytes),
+          human_bytes(request.peer_bytes),
+          prepared.comparison->layers,
+          prepared.plan->clip_groups.size(),
+          prepared.plan->tensors.size()
+      ),
+      "declare fewer layers or clip groups, or place the ranks of a node on fewer GPUs"
+  );
 }
 
 /// Leaves of the layout what this node has of it, or says what of it travels.
 std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
   prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, sites_by_rank(request)));
   prepared.memory_bytes += memory_of(*prepared.comparison);
+  if (std::optional<Error> refusal = refuse_ask_size(request, prepared)) {
+    return refusal;
+  }
   if (auto* const tables = std::get_if<device::StatsPlan>(&prepared.layout)) {
     *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, prepared.shares.front().site);
     return std::nullopt;

@@ -41,6 +41,7 @@ struct PlanRequest {
   bool name_content = false;                    ///< and name what is in it
   EncodeReport encode_report;                   ///< to measure the longest report; none: not measured
   std::size_t encoded_bytes = 1u << 20;         ///< no report may have more, with all left out that can be
+  std::size_t peer_bytes = kPeerTextBytes;      ///< nor what a node says of a step to another
 };
 
 /// A declaration whose tensors another rank declared before: it holds those.

@@ -1,6 +1,7 @@
 #include "plan/transfer/communicator_name.hpp"
 
 #include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,7 +15,15 @@ std::string communicator_name(const std::vector<std::string>& axes, const std::v
       bytes += static_cast<char>(static_cast<std::uint64_t>(rank) >> shift & 0xFF);
     }
   }
-  return fmt::format("{}:{}", fmt::join(axes, "+"), hex64(hash64(bytes)));
+  std::string name = fmt::format("{}", fmt::join(axes, "+"));
+  const std::string end = ":" + hex64(hash64(bytes));
+  if (name.size() > kCommunicatorNameBytes - end.size()) {
+    name.resize(kCommunicatorNameBytes - end.size());
+    while (ends_within_character(name)) {
+      name.pop_back();
+    }
+  }
+  return name + end;
 }
 
 }  // namespace gradsync::plan

@@ -7,6 +7,7 @@
 #include "device/math/norm_sum.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "engine/peers/peer_message.hpp"
+#include "plan/transfer/communicator_name.hpp"
 #include "rpc/json/codec.hpp"
 
 #include <cstddef>
@@ -25,8 +26,8 @@ inline constexpr std::int64_t kPeerRanks = 4096;
 inline constexpr std::int64_t kPeerTensors = 10'000'000;  ///< no daemon takes more, whatever limits.tensors says
 inline constexpr std::int64_t kNamedTensors = 20;
 inline constexpr std::int64_t kComparedBoxes = 64;
-inline constexpr std::int64_t kNodeCommunicators = 80;  ///< of all lanes of a node
-inline constexpr Bounds kCommunicatorName{1, 1024};
+inline constexpr auto kNodeCommunicators = static_cast<std::int64_t>(engine::kMostOffers);
+inline constexpr Bounds kCommunicatorName{1, static_cast<std::int64_t>(plan::kCommunicatorNameBytes)};
 inline constexpr std::int64_t kStateBytes = 2 << 20;  ///< of a page of policies; its text has twice as many digits
 inline constexpr Bounds kPeerEpoch{1, 0xFFFF'FFFF};   ///< half a word: that of an attempt has both its numbers
 inline constexpr Bounds kRankNumber{0, kPeerRanks - 1};

@@ -11,7 +11,7 @@
 
 namespace gradsync::rpc {
 
-inline constexpr std::size_t kPeerTextBytes = 16U << 20;   ///< the longest text that any kind may have
+using engine::kPeerTextBytes;
 inline constexpr std::size_t kShortTextBytes = 64U << 10;  ///< for kinds without a list that grows with the model
 
 template <>

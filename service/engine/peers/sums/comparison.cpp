@@ -207,6 +207,33 @@ std::optional<std::string> misfit_of(
   return misfit || !decision.cells ? misfit : misfit_of(comparison, *decision.cells);
 }
 
+AskSize largest_ask(const plan::Plan& plan, const Comparison& comparison, const std::vector<NodeNumber>& node_of_rank) {
+  // Characters of JSON, as docs/peer-protocol.md has them, with what separates them and the longest numbers.
+  constexpr std::uint64_t kTerms = 512;
+  constexpr std::uint64_t kOfSite = 256;
+  constexpr std::uint64_t kSum = 99;
+  constexpr std::uint64_t kHash = 19;
+  constexpr std::uint64_t kSpan = 12;      // of tensors
+  constexpr std::uint64_t kFinding = 160;  // one of each kind
+  constexpr std::uint64_t kRank = 52;      // in all lists of these
+  std::map<NodeNumber, std::map<SiteNumber, std::uint64_t>> ranks;
+  for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank) {
+    ++ranks[node_of_rank[rank]][comparison.node_of_rank[rank]];
+  }
+  ranks.erase(0);
+  const std::uint64_t each =
+      kOfSite + kSum * (1 + comparison.groups + comparison.layers) + kSpan * (plan.tensors.size() / 2 + 1);
+  AskSize largest;
+  for (const auto& [node, sites] : ranks) {
+    std::uint64_t bytes = kTerms;
+    for (const auto& [site, count] : sites) {
+      bytes += each + kHash * comparison.of_node[site].size() + device::kMaxFindings * (kFinding + kRank * count);
+    }
+    largest = bytes > largest.bytes ? AskSize{bytes, sites.size()} : largest;
+  }
+  return largest;
+}
+
 bool belongs(
     const plan::Plan& plan,
     const Comparison& comparison,

@@ -55,6 +55,18 @@ struct Comparison {
     const plan::Plan& plan, const Comparison& comparison, const PeerDecision& decision
 );
 
+/// How long the longest ask is that the node which may say most sends, in bytes of its text.
+struct AskSize {
+  std::uint64_t bytes = 0;
+  std::size_t sites = 0;  ///< of that node
+};
+
+/// `node_of_rank`: that of the job's nodes, of which some may have several sites. Node 0 is the coordinator's, and
+/// sends none.
+[[nodiscard]] AskSize largest_ask(
+    const plan::Plan& plan, const Comparison& comparison, const std::vector<NodeNumber>& node_of_rank
+);
+
 /// Whether the row is of a rank of this node that holds the box, which counts as one of `boxes` (ascending).
 [[nodiscard]] bool belongs(
     const plan::Plan& plan,

@@ -1,8 +1,11 @@
 #include "engine/plan/planner.hpp"
 
+#include "base/text/text.hpp"
+#include "engine/plan/plan_collectives.hpp"
 #include "plan/interrupt.hpp"
 #include "unit/engine/harness.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -372,6 +375,70 @@ TEST(Planner, each_gpu_of_a_node_has_every_bucket_and_its_own_part_of_what_trave
   EXPECT_EQ(second.communicators->needed[0].spec.ranks, (std::vector<std::int64_t>{0, 2, 3}));
   EXPECT_EQ(first.communicators->needed[0].spec.own, 1u);
   EXPECT_EQ(second.communicators->needed[0].spec.own, 2u);
+}
+
+TEST(Planner, what_a_node_says_of_a_step_has_to_fit_a_message) {
+  PlanRequest asked = request_of_sites();
+  plan::RankDeclaration declared = Harness::declaration({Harness::tensor("a"), Harness::tensor("b")});
+  for (plan::TensorDeclaration& tensor : declared.tensors.own()) {
+    tensor.layer = "layer of " + tensor.name;
+  }
+  const auto layered = std::make_shared<const plan::RankDeclaration>(declared);
+  asked.by_rank = std::vector<std::shared_ptr<const plan::RankDeclaration>>(4, layered);
+  const PlanOutcome taken = run_planner(asked);
+  ASSERT_TRUE(taken.plan) << taken.plan.error().message;
+  const PreparedPlan& prepared = **taken.plan;
+  const AskSize largest = largest_ask(*prepared.plan, *prepared.comparison, asked.node_of_rank);
+  EXPECT_EQ(largest.sites, 2u);
+  asked.peer_bytes = largest.bytes;
+  EXPECT_TRUE(run_planner(asked).plan);
+  asked.peer_bytes = largest.bytes - 1;
+  for (const NodeNumber node : {0u, 1u}) {
+    asked.node = node;
+    const PlanOutcome refused = run_planner(asked);
+    ASSERT_FALSE(refused.plan) << "on all nodes alike";
+    EXPECT_EQ(refused.plan.error().code, ErrorCode::LimitExceeded);
+    EXPECT_THAT(
+        refused.plan.error().message,
+        testing::AllOf(
+            testing::HasSubstr("for each of its 2 GPUs"),
+            testing::HasSubstr(human_bytes(largest.bytes)),
+            testing::HasSubstr("2 layers, 1 clip groups and 2 tensors")
+        )
+    );
+    EXPECT_THAT(refused.plan.error().hint, testing::HasSubstr("declare fewer layers"));
+  }
+}
+
+TEST(Planner, twenty_thousand_layers_of_a_node_with_eight_gpus_do_not_fit_a_message) {
+  plan::Plan plan;
+  plan.tensors.resize(20'000);
+  Comparison comparison;
+  comparison.layers = 20'000;
+  comparison.of_node.resize(9);
+  std::vector<NodeNumber> node_of_rank{0};
+  comparison.node_of_rank = {0};
+  for (SiteNumber site = 1; site < 9; ++site) {
+    node_of_rank.push_back(1);
+    comparison.node_of_rank.push_back(site);
+  }
+  EXPECT_GT(largest_ask(plan, comparison, node_of_rank).bytes, kPeerTextBytes);
+  plan.tensors.resize(10'000);
+  comparison.layers = 10'000;
+  EXPECT_LT(largest_ask(plan, comparison, node_of_rank).bytes, kPeerTextBytes);
+  EXPECT_EQ(largest_ask(plan, comparison, std::vector<NodeNumber>(9)).bytes, 0u) << "nothing is sent on one node";
+}
+
+TEST(Planner, more_communicators_than_a_node_may_offer_are_refused_with_their_number) {
+  const PlanOutcome outcome = run_planner(request_of_sites());
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  EXPECT_FALSE(refuse_offers(**outcome.plan));
+  EXPECT_FALSE(refuse_offers(**outcome.plan, 2));
+  const std::optional<Error> refused = refuse_offers(**outcome.plan, 1);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, ErrorCode::LimitExceeded);
+  EXPECT_THAT(refused->message, testing::HasSubstr("2 GPUs of this node are members of 2 communicators together"));
+  EXPECT_NE(refused->hint, "");
 }
 
 TEST(Planner, tables_of_a_node_behind_one_with_several_gpus_are_of_its_site) {

@@ -38,6 +38,14 @@ TEST(Communicators, have_the_name_of_their_axes_and_ranks) {
   EXPECT_NE(plan::communicator_name({"dp"}, {0, 1}), plan::communicator_name({"dp"}, {0, 2}));
 }
 
+TEST(Communicators, have_a_name_of_limited_length_that_is_cut_between_characters) {
+  const std::string end = plan::communicator_name({"dp"}, {0, 2}).substr(2);
+  const std::size_t most = plan::kCommunicatorNameBytes - end.size();
+  EXPECT_EQ(plan::communicator_name({std::string(most, 'a')}, {0, 2}), std::string(most, 'a') + end);
+  EXPECT_EQ(plan::communicator_name({std::string(most, 'a'), "dp"}, {0, 2}), std::string(most, 'a') + end);
+  EXPECT_EQ(plan::communicator_name({std::string(most - 1, 'a') + "ß"}, {0, 2}), std::string(most - 1, 'a') + end);
+}
+
 TEST(Communicators, count_what_the_program_of_the_node_moves) {
   plan::TransferJob job(plan::mesh({{"dp", 4}}));
   ASSERT_TRUE(job.add(plan::tensor("w", {100})));

@@ -171,7 +171,7 @@ TEST(PeerBounds, every_bound_of_an_epoch_is_refused_by_name) {
       {"peer.ready",
        "/communicators/offers/0/name",
        "",
-       "communicators.offers[0].name is a string of 0 bytes; expected 1 to 1024"},
+       "communicators.offers[0].name is a string of 0 bytes; expected 1 to 128"},
       {"peer.ready", "/communicators/offers/0/members", 1, "communicators.offers[0].members is 1; expected 2 to 4096"},
       {"peer.ready", "/communicators/offers/0/own", 4096, "communicators.offers[0].own is 4096; expected 0 to 4095"},
       {"peer.ready",

@@ -2,7 +2,9 @@
 
 #include "rpc/peer/peer_codec.hpp"
 
+#include "engine/peers/sums/comparison.hpp"
 #include "peer_samples.hpp"
+#include "plan/transfer/communicator_name.hpp"
 #include "rpc/json/codec.hpp"
 #include "rpc/peer/peer_fields.hpp"
 #include "same_message.hpp"
@@ -164,6 +166,81 @@ TEST(PeerCodec, no_error_makes_a_message_too_long) {
   error.waited_s = -2.2250738585072014e-308;
   PeerReader reader;
   expect_round_trip(reader, ToMember(engine::PeerEnd{0xFFFF'FFFF, UINT64_MAX, error}));
+}
+
+/// As many as a node may have, each with the longest name, of characters that JSON escapes.
+TEST(PeerCodec, no_communicators_make_a_message_too_long) {
+  device::LoadedCommunicators loaded{22'809, {}};
+  engine::PeerConnect connect{0xFFFF'FFFF, {}};
+  for (std::size_t number = 0; number < engine::kMostOffers; ++number) {
+    const std::string name = std::to_string(100 + number) + std::string(plan::kCommunicatorNameBytes - 3, '"');
+    loaded.offers.push_back({name, 4096, 4095, UINT64_MAX, device::NcclUniqueId{}});
+    connect.communicators.push_back({name, UINT64_MAX, device::NcclUniqueId{}});
+  }
+  PeerReader reader;
+  const std::string digest(16, 'f');
+  expect_round_trip(reader, ToCoordinator(engine::PeerReady{0xFFFF'FFFF, digest, digest, true, std::move(loaded)}));
+  expect_round_trip(reader, ToMember(std::move(connect)));
+}
+
+/// Everything that a node of three sites may find at once, by the longest numbers.
+engine::PeerAsk longest_ask_of(
+    const plan::Plan& plan, const engine::Comparison& comparison, std::int64_t ranks_of_each
+) {
+  constexpr std::uint32_t kLast = 9'999'999;
+  engine::PeerAsk ask;
+  ask.word = 1;
+  ask.terms.step = INT64_MIN;
+  ask.terms.scale = 2.2250738585072014e-308;
+  ask.terms.max_norm = 2.2250738585072014e-308;
+  ask.terms.override_max_norm = true;
+  ask.policy_digest = std::string(16, 'f');
+  engine::SiteSums site;
+  site.cells.groups.resize(comparison.groups);
+  site.cells.layers.resize(comparison.layers);
+  site.cells.counted_elements = UINT64_MAX;
+  site.row_hashes.resize(comparison.of_node.back().size());
+  site.findings.nonfinite_total = UINT64_MAX;
+  std::vector<std::int64_t> ranks;
+  std::vector<std::pair<std::int64_t, std::uint64_t>> counts;
+  for (std::int64_t rank = 0; rank < ranks_of_each; ++rank) {
+    ranks.push_back(4095 - rank);
+    counts.emplace_back(4095 - rank, UINT64_MAX);
+  }
+  for (std::uint32_t number = 0; number < device::kMaxFindings; ++number) {
+    site.findings.nonfinite.push_back({kLast - number, UINT64_MAX, counts});
+    site.findings.divergence.push_back({kLast - number, ranks, ranks, ranks});
+    site.findings.missing.push_back({kLast - number, ranks});
+  }
+  for (std::uint32_t tensor = 0; tensor < plan.tensors.size(); tensor += 2) {
+    site.findings.absent.emplace_back(kLast - static_cast<std::uint32_t>(plan.tensors.size()) + tensor, 1);
+  }
+  ask.sites.assign(3, site);
+  return ask;
+}
+
+TEST(PeerCodec, an_ask_is_no_longer_than_the_planner_takes_it_to_be) {
+  for (const std::int64_t ranks : {1, 5}) {
+    SCOPED_TRACE(ranks);
+    plan::Plan plan;
+    plan.tensors.resize(1001);
+    engine::Comparison comparison;
+    comparison.groups = 7;
+    comparison.layers = 1000;
+    comparison.of_node.resize(4, std::vector<std::uint32_t>(300));
+    std::vector<engine::NodeNumber> node_of_rank{0};  // the coordinator's, and three sites of another
+    comparison.node_of_rank = node_of_rank;
+    for (std::int64_t rank = 0; rank < 3 * ranks; ++rank) {
+      node_of_rank.push_back(1);
+      comparison.node_of_rank.push_back(1 + static_cast<engine::SiteNumber>(rank / ranks));
+    }
+    const engine::AskSize taken = engine::largest_ask(plan, comparison, node_of_rank);
+    EXPECT_EQ(taken.sites, 3U);
+    const Result<std::string> text = encode_peer(ToCoordinator(longest_ask_of(plan, comparison, ranks)));
+    ASSERT_TRUE(text) << text.error().message;
+    EXPECT_LE(text->size(), taken.bytes);
+    EXPECT_GT(text->size(), taken.bytes - taken.bytes / 8) << "and not much shorter";
+  }
 }
 
 TEST(PeerCodec, cuts_texts_between_characters) {

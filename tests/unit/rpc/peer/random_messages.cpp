@@ -88,7 +88,7 @@ class RandomMessages : private RandomValues {
       loaded.version = static_cast<int>(1 + below(0x7FFF'FFFF));
       for (std::int64_t left = below(33); left > 0; --left) {
         device::CommunicatorOffer& offer = loaded.offers.emplace_back();
-        offer.name = text(1, 200);
+        offer.name = text(1, 128);
         offer.members = static_cast<std::uint32_t>(2 + below(4095));
         offer.own = static_cast<std::uint32_t>(below(4096));
         offer.instance = coin() ? std::optional(bits_()) : std::nullopt;
@@ -176,7 +176,7 @@ class RandomMessages : private RandomValues {
   void fill(PeerConnect& connect) {
     connect.epoch = epoch();
     for (std::int64_t left = below(33); left > 0; --left) {
-      connect.communicators.push_back({text(1, 200), bits_(), unique_id()});
+      connect.communicators.push_back({text(1, 128), bits_(), unique_id()});
     }
   }
 
