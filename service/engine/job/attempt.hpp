@@ -6,6 +6,8 @@
 #include "engine/step/lane_stop.hpp"
 #include "engine/types.hpp"
 
+#include <boost/container/small_vector.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,7 +60,7 @@ struct Attempt {
   std::optional<PreparedAttempt> prepared;  ///< while its verdict is not known
   std::vector<device::Finished> raw;        ///< by lane: what was measured here, where the other nodes are asked
   std::int64_t step = 0;                    ///< the trainers' label
-  double reduce_s = 0;
+  boost::container::small_vector<double, 1> reduce_s;  ///< by lane: its time for buckets
   std::optional<TimePoint> first_ask;
   std::optional<TimePoint> last_ask;
   LaneStop stop;  ///< of the lanes that are told to abort it

@@ -187,7 +187,7 @@ void Job::complete(StepReport& report, std::uint64_t attempt) const {
   report.epoch = epochs_.epoch();
   report.attempt = attempt;
   report.next_attempt = attempt + 1;
-  report.timings.reduce_s = attempt_.reduce_s;
+  report.timings.reduce_s = attempt_.reduce_s.empty() ? 0 : std::ranges::max(attempt_.reduce_s);
   if (attempt_.first_ask && attempt_.last_ask) {
     report.timings.wait_s = seconds(*attempt_.last_ask - *attempt_.first_ask);
     report.timings.total_s = seconds(context_.now - *attempt_.first_ask);

@@ -185,9 +185,10 @@ void Job::clip(std::int64_t rank, const ClipRequest& request, Reply<RankReport> 
 
 void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
   if (active_ && active_->id == report.plan && machine_) {
-    attempt_.reduce_s += report.busy_s;
-    context_.metrics.reduce_seconds.Increment(report.busy_s);
     const std::size_t share = active_->share_of(lane);
+    attempt_.reduce_s.resize(active_->shares.size());
+    attempt_.reduce_s[share] += report.busy_s;
+    context_.metrics.reduce_seconds.Increment(report.busy_s);
     if (peers_->alone() || share == 0) {  // where each lane has every bucket, the first one counts them
       context_.metrics.buckets_reduced.Increment();
       context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));

@@ -85,7 +85,7 @@ struct ScalarCollectiveReport {
 
 struct StepTimings {
   double wait_s = 0;    ///< first finish until the last
-  double reduce_s = 0;  ///< lane time of the reductions
+  double reduce_s = 0;  ///< lane time of the reductions; of several lanes that of the longest
   double norm_s = 0;
   double clip_s = 0;
   double total_s = 0;  ///< first finish until the commit

@@ -223,6 +223,9 @@ class StepMachine {
   /// Lanes have cut the plan's buckets.
   [[nodiscard]] bool shared() const { return lanes_.size() > 1 && locals_.alone(); }
 
+  /// Some ranks are on other nodes.
+  [[nodiscard]] bool over_nodes() const { return static_cast<std::int64_t>(locals_.size()) < locals_.world_size(); }
+
   /// Every lane has every bucket.
   [[nodiscard]] bool is_sites() const { return lanes_.size() > 1 && !locals_.alone(); }
 

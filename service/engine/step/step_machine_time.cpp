@@ -23,10 +23,13 @@ std::vector<std::int64_t> StepMachine::missing_ranks() const {
 
 std::string StepMachine::waits_for() const {
   if (course_.error) {
-    return (busy() ? "the lane to stop after: " : "the other nodes to hear of: ") + course_.error->message;
+    const char* const waits = busy()         ? "the lane to stop after: "
+                              : over_nodes() ? "the other nodes to hear of: "
+                                             : "the coordinator to hear of: ";
+    return waits + course_.error->message;
   }
   if (course_.phase == Phase::Asking) {
-    return "the ranks of other nodes";
+    return over_nodes() ? "the ranks of other nodes" : "the coordinator of this node";
   }
   if (course_.phase == Phase::Voting) {
     return "the verdict of all nodes";
@@ -45,7 +48,9 @@ std::string StepMachine::lane_work() const {
   if (plan_->options.data_path == plan::DataPath::Stats) {
     return "the tables of all ranks are filled, the norm is not known";
   }
-  const char* const with = travels() ? " with the other nodes" : "";
+  const char* const with = !over_nodes() ? (is_sites() ? " on all GPUs" : "")
+                           : travels()   ? " with the other nodes"
+                                         : "";
   return fmt::format("{} of {} buckets reduced{}", reduced(), plan_->buckets.size(), with);
 }
 

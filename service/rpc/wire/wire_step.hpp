@@ -290,7 +290,7 @@ struct Fields<engine::StepTimings> {
 
   static void visit(auto& v, auto& s) {
     v.required("wait_s", s.wait_s, "first finish until the last");
-    v.required("reduce_s", s.reduce_s, "lane time of the reductions");
+    v.required("reduce_s", s.reduce_s, "lane time of the reductions, of several lanes the longest");
     v.required("norm_s", s.norm_s, "time to combine the norms");
     v.required("clip_s", s.clip_s, "time of the scale pass");
     v.required("total_s", s.total_s, "first finish until the commit");

@@ -342,6 +342,21 @@ TEST_F(JobSites, a_bucket_is_counted_once_and_what_its_lanes_move_together) {
   EXPECT_EQ(metrics.collectives.Value(), operations);
 }
 
+TEST_F(JobSites, the_time_of_reductions_is_that_of_the_lane_that_took_longest) {
+  begin_steps();
+  const Answers answers = finish_both();
+  const auto reduce = std::get<device::ReduceBucket>(second.commands.front());
+  second.commands.pop_front();
+  engine.on_lane_report(kSecondGpu, device::Reduced{reduce.plan, reduce.tag, reduce.bucket, 0.25});
+  answer_all();
+  decide();
+  answer_all();
+  tell(VerdictReached{last<Voted>().word, Verdict::Done});
+  ASSERT_TRUE(answers[0]->report);
+  const double others = 0.001 * static_cast<double>(buckets() - 1);
+  EXPECT_NEAR(answers[0]->report->timings.reduce_s, 0.25 + others, 1e-9);
+}
+
 TEST_F(JobSites, the_flight_recorder_counts_a_bucket_once_and_calls_it_reduced_when_both_lanes_have_it) {
   begin_steps();
   (void)finish_both();

@@ -340,5 +340,26 @@ TEST_F(StepSites, what_lanes_wait_for_is_said_in_buckets_of_the_plan) {
   EXPECT_THAT(machine.waits_for(), HasSubstr("2 of 2 buckets reduced"));
 }
 
+TEST_F(StepSites, what_is_waited_for_on_one_node_names_no_other) {
+  machine = StepMachine(plan_of_two_buckets(), 1, LocalRanks::of(4, {0, 1, 2, 3}, true));
+  (void)machine.open({{kFirst, {0, 1}, 0}, {kSecond, {0, 1}, 1}});
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    (void)machine.on_finish(rank, request(), start, deadline);
+  }
+  EXPECT_EQ(machine.waits_for(), "the lane: 0 of 2 buckets reduced on all GPUs");
+  for (const device::LaneId lane : {kFirst, kSecond}) {
+    reduce(lane);
+    (void)finished(lane);
+  }
+  EXPECT_EQ(machine.waits_for(), "the coordinator of this node");
+  (void)machine.fail_here(make_error(ErrorCode::StepFailed, "a row cannot be right"));
+  EXPECT_EQ(machine.waits_for(), "the coordinator to hear of: a row cannot be right");
+}
+
+TEST_F(StepSites, the_ranks_of_other_nodes_are_waited_for_when_all_here_have_asked) {
+  (void)measure();
+  EXPECT_EQ(machine.waits_for(), "the ranks of other nodes");
+}
+
 }  // namespace
 }  // namespace gradsync::engine
