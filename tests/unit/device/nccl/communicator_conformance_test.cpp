@@ -220,6 +220,24 @@ TEST_P(CommunicatorConformance, plans_of_a_job_share_communicators_and_a_later_p
   EXPECT_EQ(output(world.member(0)), sum_of(all.members));
 }
 
+TEST_P(CommunicatorConformance, a_plan_may_go_while_another_of_its_job_has_an_operation_under_way) {
+  world.fake.script(("slow_launch operation=" + std::to_string(kWarmUps) + " polls=20").c_str());
+  const TestGroup all = everyone(size());
+  connect({all}, {all_reduce_of(all)});
+  connect({all}, {all_reduce_of(all)}, 8);
+  world.each([&](NcclMember& member) {
+    member.communicators().begin_step(8);
+    launch(member, all_reduce_of(all), 1, 8);
+    EXPECT_TRUE(member.communicators().advance(world.now)) << "it is under way";
+    member.communicators().unload(kPlan, world.now);
+    const auto operated = member.await<Communicators::Operated>("its sum");
+    EXPECT_EQ(operated.plan, 8U);
+    EXPECT_TRUE(operated.done);
+  });
+  EXPECT_EQ(output(world.member(0)), sum_of(all.members));
+  EXPECT_EQ(world.fake.open(), size()) << "it is the other plan's as well";
+}
+
 TEST_P(CommunicatorConformance, a_launch_that_takes_its_time_is_waited_for_before_anything_counts) {
   world.fake.script(("slow_launch operation=" + std::to_string(kWarmUps) + " polls=20").c_str());
   expect_a_step_works(kPlan);
@@ -465,6 +483,44 @@ TEST_P(CommunicatorConformance, a_job_whose_peer_never_comes_holds_up_no_other_j
   EXPECT_THAT(others, Each(sum_of(all.members)));
   abort_all();
   EXPECT_EQ(world.fake.open(), size()) << "those of the other job";
+}
+
+TEST_P(CommunicatorConformance, a_job_that_fails_ends_nothing_of_another_job_on_the_same_gpus) {
+  world.fake.script(("error of=broken operation=" + std::to_string(kWarmUps) + " polls=5").c_str());
+  const TestGroup broken = everyone(size(), "broken");
+  const TestGroup all = everyone(size());
+  connect({broken}, {all_reduce_of(broken)});
+  world.connect(8, {all}, world.load(8, 2, {all}, {all_reduce_of(all)}));
+  std::vector<std::vector<float>> others(static_cast<std::size_t>(size()));
+  const auto step_of_other = [&](NcclMember& member) {
+    std::vector<float>& values = others[static_cast<std::size_t>(member.number())] = input_of(member.number());
+    member.communicators().begin_step(8);
+    member.communicators().launch(8, all_reduce_of(all), bytes_of(values), bytes_of(values), 5, world.now);
+  };
+  const auto await_other = [](NcclMember& member) {
+    const auto operated = member.await<Communicators::Operated>("its sum");
+    EXPECT_EQ(operated.plan, 8U);
+    EXPECT_TRUE(operated.done);
+  };
+  world.each([&](NcclMember& member) {
+    begin_and_launch(member, all_reduce_of(broken));
+    EXPECT_EQ(member.await<Communicators::Broken>("the error").plan, kPlan);
+    const auto failed = member.await<Communicators::Operated>("its failure");
+    EXPECT_EQ(failed.plan, kPlan);
+    EXPECT_FALSE(failed.done);
+    step_of_other(member);
+    await_other(member);
+  });
+  EXPECT_THAT(others, Each(sum_of(all.members)));
+  world.each([&](NcclMember& member) {
+    step_of_other(member);
+    member.communicators().abort(kPlan, world.now);
+    await_other(member);
+    EXPECT_EQ(member.await<Communicators::Aborted>("the end of the abort").plan, kPlan);
+    EXPECT_EQ(member.find<Communicators::Broken>(), nullptr);
+  });
+  EXPECT_THAT(others, Each(sum_of(all.members))) << "while the first job was aborted";
+  EXPECT_EQ(world.fake.open(), size());
 }
 
 TEST_P(CommunicatorConformance, an_id_serves_once_and_only_the_one_that_was_made_for_the_epoch) {

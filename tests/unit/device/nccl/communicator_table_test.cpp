@@ -225,6 +225,22 @@ TEST_F(CommunicatorTableTest, five_are_the_most_and_idle_ones_make_room) {
   EXPECT_EQ(table_.held(3)[0].instance, ids[0].instance) << "one that a plan uses stays";
 }
 
+TEST_F(CommunicatorTableTest, a_plan_that_was_refused_is_not_known_and_may_be_unloaded) {
+  std::vector<CommunicatorSpec> five;
+  for (const char axis : std::string("abcde")) {
+    five.push_back(spec_of(std::string(1, axis), {0, 1}));
+  }
+  const CommunicatorSpec sixth = spec_of("f", {0, 1});
+  (void)table_.want(1, kTableJob, five, now_);
+  EXPECT_THROW((void)table_.want(2, kTableJob, {sixth}, now_), DeviceError);
+  EXPECT_FALSE(table_.knows(2));
+  EXPECT_TRUE(table_.release(2, now_).empty());
+  EXPECT_THAT(table_.held(1), SizeIs(5)) << "those of the other plan";
+  (void)table_.release(1, now_);
+  (void)table_.want(2, kTableJob, {sixth}, now_);
+  EXPECT_THAT(table_.held(2), SizeIs(1));
+}
+
 TEST_F(CommunicatorTableTest, what_works_stays_for_the_next_plan_and_is_built_anew_where_another_node_lost_it) {
   const std::vector<CommunicatorSlot> first = connect(1, dp_, 'd');
   (void)table_.release(1, now_);

@@ -30,11 +30,11 @@ class JobSites : public testing::Test, protected NodeOfTwoGpus {
 
   JobSites() { prepare(); }
 
-  void begin_steps() {
+  void begin_steps(std::uint64_t epoch = kEpoch) {
     answer_all();
-    tell(ConnectEpoch{kEpoch, ids()});
+    tell(ConnectEpoch{epoch, ids()});
     answer_all();
-    tell(BeginEpoch{kEpoch});
+    tell(BeginEpoch{epoch});
     ASSERT_THAT(keys, SizeIs(2));
   }
 
@@ -178,6 +178,51 @@ TEST_F(JobSites, a_plan_that_one_lane_takes_after_the_other_one_has_failed_is_fo
   answer_all();
   EXPECT_EQ(count<LocalsReady>(), 0u);
   EXPECT_EQ(count<LocalsConnected>(), 0u);
+}
+
+TEST_F(JobSites, the_plan_of_a_lane_that_could_not_load_it_is_unloaded_there_as_well_and_the_next_one_works) {
+  const device::PlanId plan = next<device::LoadPlan>(kFirstGpu).plan;
+  device::Failed failed;
+  failed.plan = plan;
+  failed.message = "no room";
+  failed.out_of_memory = true;
+  first.commands.clear();
+  engine.on_lane_report(kFirstGpu, failed);
+  tell(EpochEnded{last<LocalsLeft>().error});
+  ASSERT_EQ(first.count<device::UnloadPlan>(), 1u);
+  first.commands.clear();
+  failed.message = "plan is not loaded";
+  failed.out_of_memory = false;
+  engine.on_lane_report(kFirstGpu, failed);
+  EXPECT_EQ(count<LocalsLeft>(), 1u) << "nobody waits for it any more";
+  answer_lane(kSecondGpu);
+  declare_all();
+  prepare({0, 0, 1, 2}, kEpoch + 1);
+  EXPECT_NE(next<device::LoadPlan>(kFirstGpu).plan, plan);
+  begin_steps(kEpoch + 1);
+  (void)finish_both();
+  answer_all();
+  EXPECT_EQ(count<LocalsAsked>(), 1u);
+}
+
+TEST_F(JobSites, what_a_lane_says_late_of_an_unloaded_plan_is_not_counted_for_the_next_one) {
+  begin_steps();
+  const Answers answers = finish_both();
+  const auto late = std::get<device::ReduceBucket>(first.commands.front());
+  tell(EpochEnded{make_error(ErrorCode::NodeLost, "node 'there' is lost")});
+  answer_all();
+  EXPECT_TRUE(answers[0]->error && answers[1]->error);
+  declare_all();
+  prepare({0, 0, 1, 2}, kEpoch + 1);
+  begin_steps(kEpoch + 1);
+  const double before = metrics.buckets_reduced.Value();
+  (void)finish_both();
+  ASSERT_NE(next<device::ReduceBucket>(kFirstGpu).plan, late.plan);
+  engine.on_lane_report(kFirstGpu, device::Reduced{late.plan, late.tag, late.bucket, 9});
+  EXPECT_EQ(metrics.buckets_reduced.Value(), before);
+  EXPECT_EQ(engine.dump_of({1000, "job"})->attempts.back().reduced, 0u);
+  answer_all();
+  EXPECT_EQ(count<LocalsAsked>(), 1u);
 }
 
 TEST_F(JobSites, a_lane_that_is_lost_while_it_loads_ends_the_epoch_and_ranks_may_come_on_the_other_one) {

@@ -131,9 +131,9 @@ class NodeOfTwoGpus {
   }
 
   /// All nodes have declared: the plan is made and given to the lanes.
-  void prepare(std::vector<SiteNumber> site_of_rank = {0, 0, 1, 2}) {
+  void prepare(std::vector<SiteNumber> site_of_rank = {0, 0, 1, 2}, std::uint64_t epoch = kEpoch) {
     PrepareEpoch prepare;
-    prepare.epoch = kEpoch;
+    prepare.epoch = epoch;
     for (std::int64_t rank = 0; rank < kWorld; ++rank) {
       prepare.by_rank.own().push_back(std::make_shared<const plan::RankDeclaration>(declaration(rank)));
       prepare.weights.own().push_back(nullptr);
