@@ -1,12 +1,12 @@
 // What the coordinator of a job computes in one step, without links: the texts of all asks and votes in, the texts of
 // all decisions and verdicts out, through the codec and the machine as gradsyncd does it.
 //
-//   bench_coordinator STEPS LAYERS NODES…
+//   bench_coordinator STEPS LAYERS SITES NODES…
 //
-// Each node has one rank. LAYERS tensors are cut over all ranks, each a layer of its own, and one more is replicated,
-// so that every node sends the hash of a class. For each number of nodes it prints a line of JSON with medians over
-// STEPS steps, in microseconds: of a step, and of its parts. A roster of more than 256 nodes has no message, so nothing
-// of an epoch's beginning goes through the codec.
+// Each node has so many sites, as one with so many GPUs has, and each site one rank. LAYERS tensors are cut over all
+// ranks, each a layer of its own, and one more is replicated, so that every site has the hash of a class. For each
+// number of nodes it prints a line of JSON with medians over STEPS steps, in microseconds: of a step, and of its parts.
+// A roster of more than 256 nodes has no message, so nothing of an epoch's beginning goes through the codec.
 
 #include "engine/peers/coordinator_machine.hpp"
 #include "rpc/peer/peer_codec.hpp"
@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,13 +61,13 @@ class OneDeclaration final : public DeclarationsByHash {
 };
 
 /// LAYERS tensors that are cut over all ranks, and one that all have.
-std::shared_ptr<const plan::Plan> plan_of(std::uint32_t nodes, std::uint32_t layers) {
+std::shared_ptr<const plan::Plan> plan_of(std::uint32_t ranks, std::uint32_t layers) {
   auto plan = std::make_shared<plan::Plan>();
-  plan->world_size = nodes;
+  plan->world_size = ranks;
   plan->options.data_path = plan::DataPath::Stats;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> cut;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> copied;
-  for (std::uint32_t rank = 0; rank < nodes; ++rank) {
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     cut.emplace_back(rank, rank);
     copied.emplace_back(rank, 0);
   }
@@ -95,17 +96,15 @@ struct Cost {
 /// The coordinator, in Begun.
 class Star {
  public:
-  Star(std::uint32_t nodes, std::uint32_t layers) : nodes_(nodes), layers_(layers) {
+  Star(std::uint32_t nodes, std::uint32_t sites, std::uint32_t layers) : nodes_(nodes), sites_(sites), layers_(layers) {
     for (std::uint32_t node = 0; node < nodes; ++node) {
       join(node);
     }
-    const auto plan = plan_of(nodes, layers);
-    std::vector<NodeNumber> node_of_rank;
-    for (NodeNumber node = 0; node < nodes; ++node) {
-      node_of_rank.push_back(node);
-    }
+    const auto plan = plan_of(nodes * sites, layers);
+    std::vector<SiteNumber> site_of_rank(nodes * sites);
+    std::iota(site_of_rank.begin(), site_of_rank.end(), 0);
     machine_.on_comparison(
-        kEpoch, plan, std::make_shared<const Comparison>(comparison_of(*plan, std::move(node_of_rank)))
+        kEpoch, plan, std::make_shared<const Comparison>(comparison_of(*plan, std::move(site_of_rank)))
     );
     from_all(PeerReady{kEpoch, kDigest, kDigest, false});
     from_all(PeerConnected{kEpoch});
@@ -135,15 +134,19 @@ class Star {
     join.challenge = node;
     join.count = 1;
     join.job = {0, "job"};
-    join.world_size = nodes_;
+    join.world_size = nodes_ * sites_;
+    join.local_world_size = sites_;
     join.node = join.node_id = "n" + std::to_string(node);
     join.incarnation = kDigest;
     join.address = node == 0 ? "" : "10.0.0.1";
     join.epoch = kEpoch;
-    join.ranks = {static_cast<std::int64_t>(node)};
     join.words.known = true;
     join.declared.emplace();
-    join.declared->by_content.push_back({kHash, {{node, 1}}, std::nullopt});
+    join.declared->by_content.push_back({kHash, {{node * sites_, sites_}}, std::nullopt});
+    for (std::uint32_t site = 0; site < sites_; ++site) {
+      join.ranks.push_back(node * sites_ + site);
+      join.declared->devices.push_back(site);
+    }
     if (node != 0) {
       (void)machine_.on_link(now_, node, "10.0.0.1");
     }
@@ -155,10 +158,11 @@ class Star {
     ask.word = word;
     ask.terms.step = static_cast<std::int64_t>(attempt_);
     ask.policy_digest = kDigest;
-    SiteSums& sums = ask.sites.emplace_back();
+    SiteSums sums;
     sums.cells = cells_of(0.123456789, 1'000'000);
     sums.cells.layers.assign(layers_, sums.cells.whole);
     sums.row_hashes = {0x123456789abcdef0};
+    ask.sites.assign(sites_, sums);
     return ask;
   }
 
@@ -212,6 +216,7 @@ class Star {
   }
 
   std::uint32_t nodes_;
+  std::uint32_t sites_;
   std::uint32_t layers_;
   TimePoint now_{std::chrono::seconds(1000)};
   OneDeclaration declarations_;
@@ -235,8 +240,8 @@ double median_of(const std::vector<Cost>& costs, Part part) {
   return values[values.size() / 2];
 }
 
-void measure(std::uint32_t nodes, std::uint32_t layers, int steps) {
-  Star star(nodes, layers);
+void measure(std::uint32_t nodes, std::uint32_t sites, std::uint32_t layers, int steps) {
+  Star star(nodes, sites, layers);
   std::vector<Cost> costs;
   for (int step = -kWarmUp; step < steps; ++step) {
     const Cost cost = star.step();
@@ -245,9 +250,11 @@ void measure(std::uint32_t nodes, std::uint32_t layers, int steps) {
     }
   }
   std::printf(
-      R"({"nodes": %u, "layers": %u, "ask_bytes": %zu, "step": %.2f, "decode": %.2f, "machine": %.2f, "encode": %.2f})"
+      R"({"nodes": %u, "sites": %u, "layers": %u, "ask_bytes": %zu, )"
+      R"("step": %.2f, "decode": %.2f, "machine": %.2f, "encode": %.2f})"
       "\n",
       nodes,
+      sites,
       layers,
       star.ask_bytes(),
       median_of(costs, [](const Cost& cost) { return cost.cpu; }),
@@ -262,16 +269,13 @@ void measure(std::uint32_t nodes, std::uint32_t layers, int steps) {
 }  // namespace gradsync::bench
 
 int main(int argc, char** argv) {
-  if (argc < 4) {
-    std::fprintf(stderr, "usage: bench_coordinator STEPS LAYERS NODES…\n");
+  if (argc < 5) {
+    std::fprintf(stderr, "usage: bench_coordinator STEPS LAYERS SITES NODES…\n");
     return 64;
   }
-  for (int at = 3; at < argc; ++at) {
-    gradsync::bench::measure(
-        static_cast<std::uint32_t>(std::stoul(argv[at])),
-        static_cast<std::uint32_t>(std::stoul(argv[2])),
-        std::stoi(argv[1])
-    );
+  const auto number = [&](int at) { return static_cast<std::uint32_t>(std::stoul(argv[at])); };
+  for (int at = 4; at < argc; ++at) {
+    gradsync::bench::measure(number(at), number(3), number(2), std::stoi(argv[1]));
   }
   return 0;
 }

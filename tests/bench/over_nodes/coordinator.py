@@ -25,6 +25,9 @@ WARM_UP_ROUNDS = 1
 MACHINE_NODES = (2, 4, 8, 64, 256, 1024)
 MACHINE_LAYERS = (1, 100)
 MACHINE_STEPS = 200
+SITES = 8  # of a node with so many GPUs whose gradients travel
+SITES_NODES = (8, 64, 256, 512)
+SITES_STEPS = 40
 SHORTEST_STEPS_MS = (100, 1000)
 SHARE = 0.1  # of the shortest step
 
@@ -47,11 +50,13 @@ class Star:
         return sum(found.cpu_ns - before[thread].cpu_ns for thread, found in after.items()) / 1e3 / STEPS
 
 
-def machine_alone(binary: Path, layers: int) -> list[dict[str, float]]:
+def machine_alone(
+    binary: Path, layers: int, sites: int = 1, nodes: tuple[int, ...] = MACHINE_NODES, steps: int = MACHINE_STEPS
+) -> list[dict[str, float]]:
     """The lines of `bench_coordinator`."""
     if not binary.exists():
         raise Unavailable(f"{binary} is missing: build it with `make build`")
-    command = [str(binary), str(MACHINE_STEPS), str(layers), *map(str, MACHINE_NODES)]
+    command = list(map(str, [binary, steps, layers, sites, *nodes]))
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
@@ -90,20 +95,27 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
                     samples[count].append(round(microseconds, 2))
                 figures = ", ".join(f"{count}: {samples[count][-1]:.1f}" for count in NODES)
                 print(f"{name}: round {number + 1}/{rounds}: us a step by nodes: {figures}", flush=True)
-    machine = {layers: machine_alone(binaries / "bench_coordinator", layers) for layers in MACHINE_LAYERS}
-    return write(name, rounds, samples, machine)
+    bench = binaries / "bench_coordinator"
+    machine = {layers: machine_alone(bench, layers) for layers in MACHINE_LAYERS}
+    of_sites = {layers: machine_alone(bench, layers, SITES, SITES_NODES, SITES_STEPS) for layers in MACHINE_LAYERS}
+    return write(name, rounds, samples, machine, of_sites)
 
 
 def write(
-    name: str, rounds: int, samples: dict[int, list[float]], machine: dict[int, list[dict[str, float]]]
+    name: str,
+    rounds: int,
+    samples: dict[int, list[float]],
+    machine: dict[int, list[dict[str, float]]],
+    of_sites: dict[int, list[dict[str, float]]],
 ) -> dict[str, Any]:
     middle = {count: statistics.median(times) for count, times in samples.items()}
     largest = max(NODES)
     each = [round((many - one) / (largest - 1), 2) for many, one in zip(samples[largest], samples[1], strict=True)]
     shown = {f"each other node of {count}": f"{each_other_node(middle, count):.4g} us" for count in NODES if count > 1}
-    for layers, lines in machine.items():
-        figures = ", ".join(f"{line['nodes']:g}: {line['step'] / (line['nodes'] - 1):.3g}" for line in lines)
-        shown[f"machine and codec, {layers} layers, us a node"] = figures
+    for what, measured in ("", machine), (f" of {SITES} sites", of_sites):
+        for layers, lines in measured.items():
+            figures = ", ".join(f"{line['nodes']:g}: {line['step'] / (line['nodes'] - 1):.3g}" for line in lines)
+            shown[f"machine and codec, {layers} layers, us a node{what}"] = figures
     for layers in machine:
         us = of_layers(statistics.median(each), machine, layers)
         ends = ", ".join(f"{step_ms} ms: {star_ends(us, step_ms)}" for step_ms in SHORTEST_STEPS_MS)
@@ -114,6 +126,7 @@ def write(
         "rounds": rounds,
         "us_of_a_step_by_nodes": middle,
         "machine_alone": machine,
+        "machine_alone_of_sites": of_sites,
         "shown": shown,
         "samples_by_nodes": samples,
     }
