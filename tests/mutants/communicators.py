@@ -15,7 +15,7 @@ COMMUNICATORS = (
     communicators(
         "communicators-outlive-an-epoch-that-did-not-begin",
         "What a node builds for an epoch that has ended is in the way of the next one, until it is too late.",
-        "engine/job/job_epoch.cpp",
+        "engine/job/job_load.cpp",
         "std::ranges::count(active_->offering, share.lane) != 0) {",
         "std::ranges::count(active_->offering, share.lane) > 1) {",
     ),

@@ -157,7 +157,7 @@ IMPORT = (
     imported(
         "share-loaded-by-one-lane",
         "Ranks step before every lane has the plan.",
-        "service/engine/job/job_epoch.cpp",
+        "service/engine/job/job_load.cpp",
         "--active_->loading == 0",
         "--active_->loading < active_->shares.size()",
     ),

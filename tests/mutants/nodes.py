@@ -15,8 +15,8 @@ def job(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/engine/job/{file}", old, new)
 
 
-def step(name: str, fault: str, old: str, new: str) -> Mutant:
-    return Mutant(name, fault, "nodes", "service/engine/step/step_machine_end.cpp", old, new)
+def step(name: str, fault: str, old: str, new: str, file: str = "step_machine_end.cpp") -> Mutant:
+    return Mutant(name, fault, "nodes", f"service/engine/step/{file}", old, new)
 
 
 def lane(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
@@ -255,6 +255,7 @@ NODES = (
         "A node fails an attempt by itself and makes it again, while the others still wait in the one before.",
         "return fail(std::move(error), locals_.alone() || !open_);",
         "return fail(std::move(error), true);",
+        "step_machine_fail.cpp",
     ),
     step(
         "an-attempt-before-the-epoch",

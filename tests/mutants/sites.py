@@ -50,14 +50,14 @@ SITES = (
     engine(
         "sites-connected-too-early",
         "A node is connected when the communicators of its first GPU are built.",
-        "job/job_epoch.cpp",
+        "job/job_load.cpp",
         "--active_->connecting == 0",
         "active_->connecting-- > 0",
     ),
     engine(
         "sites-memory-of-all",
         "A GPU has the memory of all ranks of its node mapped.",
-        "job/job_epoch.cpp",
+        "job/job_load.cpp",
         "      if (is_on(number, share)) {",
         "      if (is_on(number, share) || loading.comparison) {",
     ),
@@ -71,7 +71,7 @@ SITES = (
     engine(
         "sites-fresh-on-the-first",
         "Communicators of an epoch that never began go on being built on the second GPU.",
-        "job/job_epoch.cpp",
+        "job/job_load.cpp",
         "      if (fresh_communicators_ && ",
         "      if (fresh_communicators_ && share == active_->shares.front() && ",
     ),

@@ -107,7 +107,7 @@ TRAVEL = (
     engine(
         "a-failure-waits-for-the-lane",
         "Other nodes hear why an attempt failed when its connections have closed already.",
-        "step/step_machine_end.cpp",
+        "step/step_machine_fail.cpp",
         "    if ((travels() || !busy()) && !std::exchange(",
         "    if (!busy() && !std::exchange(",
     ),
@@ -121,7 +121,7 @@ TRAVEL = (
     engine(
         "answered-while-the-lane-writes",
         "Ranks hear of the end of their step while the lane may still write their gradients.",
-        "step/step_machine_end.cpp",
+        "step/step_machine_fail.cpp",
         "  if (busy()) {\n    return;\n  }\n  Error error = std::move(*course_.error);",
         "  Error error = std::move(*course_.error);",
     ),

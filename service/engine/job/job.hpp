@@ -9,18 +9,16 @@
 #include "engine/epoch/epoch_machine.hpp"
 #include "engine/epoch/local_ranks.hpp"
 #include "engine/job/attempt.hpp"
+#include "engine/job/epoch_plan.hpp"
 #include "engine/job/job_facts.hpp"
 #include "engine/lanes.hpp"
 #include "engine/peers/peers.hpp"
-#include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
 #include "engine/recorder/flight_dump.hpp"
 #include "engine/recorder/flight_recorder.hpp"
-#include "engine/report/communicators.hpp"
 #include "engine/report/history.hpp"
 #include "engine/report/job_gauges.hpp"
-#include "engine/report/step_report.hpp"
 #include "engine/step/step_machine.hpp"
 #include "engine/step/step_record.hpp"
 #include "engine/types.hpp"
@@ -58,33 +56,6 @@ struct JobContext {
   std::vector<SessionId> vacated = {};      ///< sessions that ranks left since the last settling
   std::function<void()> follow_width = {};  ///< tells the lane how many threads may work; before it gets work
 };
-
-/// A plan that its lane has, or is about to have.
-struct EpochPlan {
-  device::PlanId id = 0;
-  std::shared_ptr<const plan::Plan> plan;
-  std::vector<LaneShare> shares;
-  std::optional<JoinPlan> join;  ///< where there are several that cut the plan's buckets
-  std::size_t loading = 0;       ///< lanes that have not loaded it yet
-  std::size_t connecting = 0;    ///< lanes whose communicators are not built yet
-  std::vector<std::uint64_t> buffers;
-  ReportConstants constants;
-  std::shared_ptr<StepRecord> record;                 ///< none where there is no encoder
-  std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
-  Communicators communicators = {};                   ///< none on a node that is alone
-  std::vector<std::vector<std::string>> needed = {};  ///< by share: the names of its communicators; none: sockets
-  std::vector<device::LaneId> offering = {};          ///< lanes that have loaded it, and offered communicators
-  std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
-  std::optional<device::LoadedCommunicators> offered = {};  ///< by the lanes, where sums travel by communicators
-  device::HashSums sums = device::HashSums::In;  ///< whether copies on other nodes agreed in each bit until now
-  std::optional<AttemptRefused> refused = {};    ///< the last attempt that other nodes have failed
-
-  /// Which of its shares the lane has; it has one.
-  [[nodiscard]] std::size_t share_of(device::LaneId lane) const;
-};
-
-/// By share: the names of the communicators that its lane needs.
-[[nodiscard]] std::vector<std::vector<std::string>> needed_communicators(const PreparedPlan& prepared);
 
 class Job {
  public:
@@ -129,7 +100,7 @@ class Job {
     return !(machine_ && (machine_->busy() || machine_->voting())) && attempt_.departed.empty();
   }
 
-  // declaration (job_declare.cpp, job_epoch.cpp)
+  // declaration (job_declare.cpp, job_epoch.cpp, job_load.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
   /// A declaration of the rank was refused before it came to `declare`: the others are told.
   void declaration_refused(std::int64_t rank, const Error& refusal);
@@ -244,7 +215,7 @@ class Job {
   [[nodiscard]] LocalRanks attached_ranks() const;
   void reseat(LocalRanks ranks);
 
-  // epoch (job_epoch.cpp)
+  // epoch (job_epoch.cpp, job_load.cpp)
   void share_tensors(std::int64_t rank, SharingDeclaration sharing);
   void perform(const EpochActions& actions);
   void perform(const CheckDeclaration& action);
