@@ -445,7 +445,7 @@ TEST(Planner, tables_of_a_node_behind_one_with_several_gpus_are_of_its_site) {
   PlanRequest asked = request_of_sites();
   plan::RankDeclaration declared = Harness::declaration({Harness::tensor("a")});
   declared.options.data_path = plan::DataPath::Stats;
-  declared.tensors.own()[0].placements.clear();
+  declared.tensors.own()[0].placements = {{{"dp"}, plan::Replicate{}}};
   const auto measured = std::make_shared<const plan::RankDeclaration>(declared);
   asked.by_rank = std::vector<std::shared_ptr<const plan::RankDeclaration>>(4, measured);
   asked.site_of_rank = {0, 1, 2, 2};
