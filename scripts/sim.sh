@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make sim`: one job over many daemons under faults, on a virtual clock; build/sim/report.json has what was found.
 # SEED=n replays one world of 8 daemons and says what happens in it; with DAEMONS=4096 one of 4,096. Where n is odd,
-# and there are 8 daemons, gradients travel between them: by communicators where n is 3, 7, 11, ..., else over sockets.
+# and there are 8 daemons, gradients travel between them: by communicators where n is 3, 7, 11, ..., of several GPUs of
+# 2 or 4 nodes where it is 3, 11, 19, ..., else over sockets.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh cpu-release gradsync_sim | tail -n 1

@@ -65,7 +65,7 @@ void Daemon::start() {
   if (world_.options().arena) {
     options.buckets = {256, 512};
   }
-  options.cpu_collectives = world_.options().nccl;
+  options.cpu_collectives = world_.options().nccl && !world_.options().sites;
   options.deadlines.unused_gpu = kUnused;
   if (!world_.options().texts) {
     options.measure_memory = [](const auto&) { return device::MemoryHeadroom{1u << 30, 0, 1u << 30}; };

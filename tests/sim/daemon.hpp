@@ -61,7 +61,7 @@ class Daemon final : public app::PeerPort::Owner, public app::DataDialling, publ
 
   [[nodiscard]] TimePoint lane_until() const { return lane_until_; }
 
-  /// That has NCCL; null: none works.
+  /// One that has NCCL; null: none works.
   [[nodiscard]] SteppedWorker* worker() const { return workers_ ? workers_->any() : nullptr; }
 
   [[nodiscard]] std::string incarnation() const;

@@ -8,7 +8,7 @@
 
 namespace gradsync::sim {
 
-const std::vector<std::pair<std::string, World::Fault>> World::kFaults = {
+const World::Faults World::kFaults = {
     {"kill_daemon", &World::kill_daemon},
     {"kill_coordinator", &World::kill_coordinator},
     {"kill_rank", &World::kill_rank},

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -24,6 +25,7 @@
 #include <ctime>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <sched.h>
 #include <string>
 #include <thread>
@@ -102,10 +104,7 @@ class Series {
     }
     const Duration before = used();
     outcomes_[next] = run(next);
-    const std::int64_t took_ns = std::chrono::nanoseconds(used() - before).count();
-    cpu_ns_ += took_ns;
-    arena_cpu_ns_ += travels(first_ + next) && !by_nccl(first_ + next) ? took_ns : 0;
-    nccl_cpu_ns_ += by_nccl(first_ + next) ? took_ns : 0;
+    cpu_ns_[static_cast<std::size_t>(kind_of(first_ + next))] += std::chrono::nanoseconds(used() - before).count();
     if (!outcomes_[next].breach.empty()) {
       fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
     } else if ((next + 1) % 100 == 0) {
@@ -134,8 +133,8 @@ class Series {
 
   [[nodiscard]] nlohmann::json report() const {
     std::map<std::string, std::uint64_t> faults;
-    Travelled travelled;
-    Travelled collected;
+    std::array<Travelled, kKinds> travelled;
+    std::uint64_t nodes_done = 0;
     std::uint64_t done = 0;
     std::uint64_t failed = 0;
     std::uint64_t events = 0;
@@ -147,9 +146,8 @@ class Series {
       for (const auto& [name, count] : each.faults) {
         faults[name] += count;
       }
-      if (travels(each.seed)) {
-        (by_nccl(each.seed) ? collected : travelled).add(each);
-      }
+      travelled[static_cast<std::size_t>(kind_of(each.seed))].add(each);
+      nodes_done += each.done * each.daemons;
       done += each.done;
       failed += each.failed;
       events += each.events;
@@ -161,6 +159,10 @@ class Series {
         broken.push_back({{"seed", each.seed}, {"breach", each.breach}});
       }
     }
+    const auto report_of = [&](Kind kind) {
+      const auto number = static_cast<std::size_t>(kind);
+      return travelled[number].report(static_cast<double>(cpu_ns_[number]) / 1e9);
+    };
     return {
         {"seeds", outcomes_.size()},
         {"repeated", repeated_},
@@ -170,17 +172,22 @@ class Series {
         {"faults", faults},
         {"attempts_done", done},
         {"attempts_failed", failed},
-        {"arena", travelled.report(static_cast<double>(arena_cpu_ns_) / 1e9)},
-        {"nccl", collected.report(static_cast<double>(nccl_cpu_ns_) / 1e9)},
+        {"arena", report_of(Kind::Sockets)},
+        {"nccl", report_of(Kind::Nccl)},
+        {"sites", report_of(Kind::Sites)},
         {"events", events},
         {"virtual_s", virtual_s},
         {"trace_digest", fmt::format("{:016x}", digest)},
-        {"cpu_s", static_cast<double>(cpu_ns_) / 1e9},
+        {"cpu_s", static_cast<double>(std::accumulate(cpu_ns_.begin(), cpu_ns_.end(), std::int64_t{0})) / 1e9},
         {"coordinator_us_per_node_and_step",
-         done == 0 ? 0.0 : 1e6 * coordinator_s / static_cast<double>(done * options_.daemons)}};
+         nodes_done == 0 ? 0.0 : 1e6 * coordinator_s / static_cast<double>(nodes_done)}};
   }
 
  private:
+  /// What gradients travel by: nothing, sockets, communicators of one site on each node, or of several.
+  enum class Kind : std::uint8_t { Stats, Sockets, Nccl, Sites };
+  static constexpr std::size_t kKinds = 4;
+
   /// What worlds have come to in which gradients travel.
   struct Travelled {
     std::uint64_t seeds = 0;
@@ -214,18 +221,25 @@ class Series {
     }
   };
 
-  /// With every second seed.
-  [[nodiscard]] bool travels(std::uint64_t seed) const { return options_.arena && seed % 2 == 1; }
-
-  /// With every fourth one by collectives of NCCL.
-  [[nodiscard]] bool by_nccl(std::uint64_t seed) const { return options_.arena && seed % 4 == 3; }
+  [[nodiscard]] Kind kind_of(std::uint64_t seed) const {
+    if (!options_.arena || seed % 2 == 0) {
+      return Kind::Stats;
+    }
+    return seed % 4 == 1 ? Kind::Sockets : seed % 8 == 7 ? Kind::Nccl : Kind::Sites;
+  }
 
   [[nodiscard]] Outcome run(std::uint64_t index) const {
     Options options = options_;
     options.seed = first_ + index;
-    options.arena = travels(options.seed);
-    options.nccl = by_nccl(options.seed);
-    options.computing *= options.nccl && options.seed % 8 == 7 ? 2 : 1;  // half as many steps, and half of the time
+    const Kind kind = kind_of(options.seed);
+    options.arena = kind != Kind::Stats;
+    options.nccl = kind == Kind::Nccl || kind == Kind::Sites;
+    options.sites = kind == Kind::Sites;
+    options.computing *= kind == Kind::Nccl ? 2 : 1;  // half as many steps, and half of the time
+    if (options.sites) {                              // powers of two, for exact means
+      options.daemons = std::max<std::size_t>(2, options.daemons / (options.seed % 16 == 3 ? 2 : 4));
+      options.ranks_per_daemon = 4;
+    }
     if (!options.state_folder.empty()) {
       options.state_folder += fmt::format("/{}", options.seed);
     }
@@ -238,9 +252,7 @@ class Series {
   std::size_t repeated_ = 0;
   std::vector<Outcome> outcomes_;
   std::atomic<std::uint64_t> taken_{0};
-  std::atomic<std::int64_t> cpu_ns_{0};
-  std::atomic<std::int64_t> arena_cpu_ns_{0};
-  std::atomic<std::int64_t> nccl_cpu_ns_{0};
+  std::array<std::atomic<std::int64_t>, kKinds> cpu_ns_{};
 };
 
 /// Worlds of many daemons come first: they are the longest. A world of 4,096 has 16,390 descriptors, and many systems

@@ -26,6 +26,7 @@ World::World(Options options)
       network_(*this),
       data_(*this),
       nccl_(*this),
+      gpus_(options_.seed, options_.sites),
       ranks_per_daemon_(options_.ranks_per_daemon) {
   for (std::size_t index = 0; index < options_.daemons; ++index) {
     daemons_.push_back(std::make_unique<Daemon>(*this, index));
@@ -124,7 +125,9 @@ Duration World::paused() const { return paused_ + (pausing_ > 0 ? clock_.now() -
 
 void World::begin_job() {
   if (options_.arena) {
-    gradients_ = std::make_shared<const Gradients>(static_cast<std::int64_t>(options_.daemons), ranks_per_daemon_);
+    gradients_ = std::make_shared<const Gradients>(
+        static_cast<std::int64_t>(options_.daemons), ranks_per_daemon_, options_.sites
+    );
   }
   const std::int64_t world = static_cast<std::int64_t>(options_.daemons) * ranks_per_daemon_;
   trainers_.clear();
@@ -179,9 +182,17 @@ void World::replace(std::int64_t rank, Duration least, Duration most) {
 }
 
 void World::disturb() {
-  const auto& more = options_.nccl ? kNcclFaults : kDataFaults;
-  const std::size_t chosen = random_.below(kFaults.size() + (options_.arena ? more.size() : 0));
-  const auto& [name, fault] = chosen < kFaults.size() ? kFaults[chosen] : more[chosen - kFaults.size()];
+  static const Faults kNone;
+  const Faults& travelling = !options_.arena ? kNone : options_.nccl ? kNcclFaults : kDataFaults;
+  const Faults& of_sites = options_.sites ? kSiteFaults : kNone;
+  std::size_t chosen = random_.below(kFaults.size() + travelling.size() + of_sites.size());
+  const Faults* faults = &kFaults;
+  for (const Faults* const more : {&travelling, &of_sites}) {
+    if (chosen >= faults->size()) {
+      chosen -= std::exchange(faults, more)->size();
+    }
+  }
+  const auto& [name, fault] = (*faults)[chosen];
   trace(0, name, 0);
   if ((this->*fault)()) {  // else it did nothing, or is counted elsewhere
     count(name);
@@ -278,6 +289,7 @@ Outcome World::run() {
   }
   Outcome outcome;
   outcome.seed = options_.seed;
+  outcome.daemons = options_.daemons;
   outcome.breach = breach_;
   outcome.faults = faults_;
   outcome.trace_digest = digest_;

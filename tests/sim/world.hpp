@@ -8,6 +8,7 @@
 #include "sim/collectives/nccl_network.hpp"
 #include "sim/daemon.hpp"
 #include "sim/data/data_network.hpp"
+#include "sim/gpus.hpp"
 #include "sim/network.hpp"
 #include "sim/shared_plans.hpp"
 #include "sim/trainers/gradients.hpp"
@@ -32,6 +33,7 @@ struct Options {
   std::int64_t ranks_per_daemon = 2;
   bool arena = false;             ///< gradients travel; else they are reduced by their trainers, data path stats
   bool nccl = false;              ///< they travel by collectives of NCCL; else by connections of the daemons
+  bool sites = false;             ///< likewise, and lie on GPUs, of which nodes have several
   bool texts = true;              ///< every message passes the codec
   bool says_all = false;          ///< each event, on the standard output
   bool shares_plans = false;      ///< equal plans are made once for all daemons
@@ -44,6 +46,7 @@ struct Options {
 
 struct Outcome {
   std::uint64_t seed = 0;
+  std::size_t daemons = 0;
   std::string breach = {};  ///< the first; empty: none
   std::map<std::string, std::uint64_t> faults = {};
   std::uint64_t trace_digest = 0;
@@ -79,6 +82,8 @@ class World {
   [[nodiscard]] DataNetwork& data() { return data_; }
 
   [[nodiscard]] NcclNetwork& nccl() { return nccl_; }
+
+  [[nodiscard]] Gpus& gpus() { return gpus_; }
 
   /// Those of the job; null: data path stats.
   [[nodiscard]] const std::shared_ptr<const Gradients>& gradients() const { return gradients_; }
@@ -117,6 +122,7 @@ class World {
 
  private:
   using Fault = bool (World::*)();  ///< false: there was nothing to do it to
+  using Faults = std::vector<std::pair<std::string, Fault>>;
 
   void begin_job();
   void restart_job(std::int64_t ranks_per_daemon);
@@ -173,13 +179,16 @@ class World {
   bool nccl_stall();
   bool nccl_hung_abort();
   bool nccl_partition();
+  bool wrong_copy();
+  bool not_finite();
   [[nodiscard]] SteppedWorker* any_worker();
 
   [[nodiscard]] std::size_t any_member() { return 1 + random_.below(options_.daemons - 1); }
 
-  static const std::vector<std::pair<std::string, Fault>> kFaults;
-  static const std::vector<std::pair<std::string, Fault>> kDataFaults;  ///< where gradients travel, besides
-  static const std::vector<std::pair<std::string, Fault>> kNcclFaults;  ///< where they do so by NCCL, besides
+  static const Faults kFaults;
+  static const Faults kDataFaults;  ///< where gradients travel, besides
+  static const Faults kNcclFaults;  ///< where they do so by NCCL, besides
+  static const Faults kSiteFaults;  ///< and, on several GPUs of a node, besides those
 
   Options options_;
   Clock clock_;
@@ -191,6 +200,7 @@ class World {
   Network network_;
   DataNetwork data_;
   NcclNetwork nccl_;
+  Gpus gpus_;
   std::shared_ptr<const Gradients> gradients_;
   std::vector<std::unique_ptr<Daemon>> daemons_;
   std::vector<std::shared_ptr<Trainer>> trainers_;  ///< by rank

@@ -9,7 +9,7 @@
 
 namespace gradsync::sim {
 
-const std::vector<std::pair<std::string, World::Fault>> World::kNcclFaults = {
+const World::Faults World::kNcclFaults = {
     {"nccl_kill_worker", &World::nccl_kill_worker},
     {"nccl_stop_worker", &World::nccl_stop_worker},
     {"nccl_late_member", &World::nccl_late_member},
@@ -21,7 +21,23 @@ const std::vector<std::pair<std::string, World::Fault>> World::kNcclFaults = {
     {"wrong_step", &World::wrong_step},
 };
 
+const World::Faults World::kSiteFaults = {
+    {"wrong_copy", &World::wrong_copy},
+    {"not_finite", &World::not_finite},
+};
+
 SteppedWorker* World::any_worker() { return daemons_[random_.below(daemons_.size())]->worker(); }
+
+/// What one rank gives differs from what it should be a copy of.
+bool World::wrong_copy() {
+  any_trainer().writes_wrong_copy = true;
+  return true;
+}
+
+bool World::not_finite() {
+  any_trainer().writes_nan = true;
+  return true;
+}
 
 bool World::nccl_kill_worker() {
   SteppedWorker* const worker = any_worker();

@@ -111,6 +111,7 @@ class NcclNetwork {
     bool aborting = false;
     std::uint64_t launched = 0;
     std::optional<Stream> stream = {};  ///< that has operations of it
+    bool left = false;                  ///< it does nothing more there
   };
 
   struct Operation {

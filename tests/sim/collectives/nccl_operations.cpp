@@ -173,38 +173,40 @@ void NcclNetwork::write_half(const Queued& queued) {
   std::fill_n(launch.to, launch.elements * size_of(launch.type) / 2, kGarbage);
 }
 
-/// What it has on its stream is over: of the one that runs half is written.
+/// What it has on its stream is over: of the one that runs half is written. What is behind operations of others is over
+/// when its turn comes.
 void NcclNetwork::leave_stream(const Member& member, Handle handle) {
   const auto found = member.stream ? lines_.find(*member.stream) : lines_.end();
   if (found == lines_.end()) {
     return;
   }
-  const Stream stream = found->first;
-  const auto is_next = [&] {
-    const auto line = lines_.find(stream);
-    return line != lines_.end() && !line->second.queued.empty() && line->second.queued.front().handle == handle;
-  };
-  if (is_next()) {
-    write_half(found->second.queued.front());
-  }
-  while (is_next()) {
-    pop(stream);
-  }
+  const auto& [stream, line] = *found;
   if (Member* const left = find(handle)) {
+    left->left = true;
     left->stream.reset();
+  }
+  if (!line.queued.empty() && line.queued.front().handle == handle) {
+    write_half(line.queued.front());
+    pop(stream);
   }
 }
 
 void NcclNetwork::pop(Stream stream) {
   Line& line = lines_.at(stream);
-  const Handle handle = line.queued.front().handle;
-  line.queued.pop_front();
-  ++line.done;
-  if (line.queued.empty()) {
-    if (Member* const member = find(handle)) {
+  const auto is_over = [this](const Queued& queued) {
+    const Member* const member = find(queued.handle);
+    return member == nullptr || member->left;
+  };
+  do {
+    const Handle handle = line.queued.front().handle;
+    line.queued.pop_front();
+    ++line.done;
+    Member* const member = find(handle);
+    if (member != nullptr && std::ranges::count(line.queued, handle, &Queued::handle) == 0) {
       member->stream.reset();
     }
-  } else if (Member* const next = find(line.queued.front().handle); next != nullptr) {
+  } while (!line.queued.empty() && is_over(line.queued.front()));
+  if (!line.queued.empty()) {
     arrive(line.queued.front());
   }
 }

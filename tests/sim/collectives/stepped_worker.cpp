@@ -3,6 +3,7 @@
 #include "device/host/host_device.hpp"
 #include "engine/types.hpp"
 #include "sim/collectives/stepped_device.hpp"
+#include "sim/collectives/stepped_gpu.hpp"
 #include "sim/world.hpp"
 
 #include <algorithm>
@@ -27,19 +28,22 @@ device::NcclOptions nccl_options() {
 
 }  // namespace
 
-SteppedWorker::SteppedWorker(World& world, std::size_t daemon, device::LaneId id)
+SteppedWorker::SteppedWorker(World& world, std::size_t daemon, device::LaneId id, std::string gpu)
     : world_(world),
       daemon_(daemon),
       life_(world.daemon(daemon).life()),
       id_(id),
+      gpu_(std::move(gpu)),
       process_(world.nccl().begin(daemon, *this)) {
   queue_ = std::make_unique<device::LaneQueue>(
-      [this](const std::atomic<bool>& cancel) {
-        return std::make_unique<device::HostDevice>(
-            1,
-            cancel,
-            std::make_unique<device::LaneCollectives>(nccl_options(), std::make_unique<SteppedDevice>(world_, process_))
+      [this](const std::atomic<bool>& cancel) -> std::unique_ptr<device::LaneDevice> {
+        auto collectives = std::make_unique<device::LaneCollectives>(
+            nccl_options(), std::make_unique<SteppedDevice>(world_, process_)
         );
+        if (gpu_.empty()) {
+          return std::make_unique<device::HostDevice>(1, cancel, std::move(collectives));
+        }
+        return std::make_unique<SteppedGpu>(world_, gpu_, cancel, std::move(collectives));
       },
       [this](device::LaneReport report) { reports_.push_back(std::move(report)); },
       device::MakeWire(),
@@ -67,7 +71,7 @@ void SteppedWorker::kill(const std::string& why, bool silent) {
     return;
   }
   world_.trace(daemon_, "worker ends", process_);
-  why_ = why;
+  why_ = gpu_.empty() ? why : gpu_ + " " + why;
   world_.nccl().end(process_, silent);
   queue_.reset();
   reports_.clear();
@@ -171,12 +175,8 @@ void SteppedWorker::take_reports() {
   }
 }
 
-Result<device::Lane*> SteppedWorkers::start(device::LaneId /*id*/, const std::string& /*gpu*/) {
-  return make_error(ErrorCode::NoGpu, "simulated daemons have no GPU", "");
-}
-
-Result<device::Lane*> SteppedWorkers::start_cpu_collectives(device::LaneId id) {
-  return workers_.emplace(id, std::make_shared<SteppedWorker>(world_, daemon_, id)).first->second.get();
+Result<device::Lane*> SteppedWorkers::start(device::LaneId id, const std::string& gpu) {
+  return workers_.emplace(id, std::make_shared<SteppedWorker>(world_, daemon_, id, gpu)).first->second.get();
 }
 
 void SteppedWorkers::stop(device::LaneId id) {
@@ -192,8 +192,13 @@ void SteppedWorkers::kill_all(bool silent) {
 }
 
 SteppedWorker* SteppedWorkers::any() const {
-  const auto found = std::ranges::find_if(workers_, [](const auto& each) { return each.second->lives(); });
-  return found == workers_.end() ? nullptr : found->second.get();
+  std::vector<SteppedWorker*> alive;
+  for (const auto& [id, worker] : workers_) {
+    if (worker->lives()) {
+      alive.push_back(worker.get());
+    }
+  }
+  return alive.empty() ? nullptr : alive[alive.size() == 1 ? 0 : world_.random().below(alive.size())];
 }
 
 }  // namespace gradsync::sim

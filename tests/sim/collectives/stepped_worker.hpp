@@ -24,7 +24,8 @@ class SteppedWorker final : public device::Lane,
                             public NcclNetwork::Host,
                             public std::enable_shared_from_this<SteppedWorker> {
  public:
-  SteppedWorker(World& world, std::size_t daemon, device::LaneId id);
+  /// `gpu`: empty where its memory is that of the CPU.
+  SteppedWorker(World& world, std::size_t daemon, device::LaneId id, std::string gpu);
 
   void submit(device::LaneCommand command) override;
 
@@ -56,6 +57,7 @@ class SteppedWorker final : public device::Lane,
   std::size_t daemon_;
   std::uint64_t life_;  ///< of its daemon
   device::LaneId id_;
+  std::string gpu_;
   NcclNetwork::Process process_;
   device::OutstandingCommands outstanding_;
   std::vector<device::LaneReport> reports_;
@@ -74,7 +76,8 @@ class SteppedWorkers final : public engine::GpuLanes {
   SteppedWorkers(World& world, std::size_t daemon) : world_(world), daemon_(daemon) {}
 
   [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override;
-  [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override;
+
+  [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override { return start(id, {}); }
 
   [[nodiscard]] Result<void> may_collect() const override { return {}; }
 
@@ -83,7 +86,7 @@ class SteppedWorkers final : public engine::GpuLanes {
   /// All of them end, because their daemon has.
   void kill_all(bool silent);
 
-  /// The one that works; null: there is none.
+  /// One that works; null: there is none.
   [[nodiscard]] SteppedWorker* any() const;
 
  private:

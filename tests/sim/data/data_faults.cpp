@@ -6,7 +6,7 @@
 
 namespace gradsync::sim {
 
-const std::vector<std::pair<std::string, World::Fault>> World::kDataFaults = {
+const World::Faults World::kDataFaults = {
     {"data_cut", &World::data_cut},
     {"data_cut_sending", &World::data_cut_sending},
     {"data_delay", &World::data_delay},

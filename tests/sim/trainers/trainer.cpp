@@ -19,13 +19,15 @@ constexpr Milliseconds kDeclareTimeout{60'000};
 /// seconds.
 constexpr Milliseconds kGrace{6'500};
 constexpr std::size_t kTensors = 2;
-constexpr Duration kAnswer = std::chrono::microseconds(200);  // the longest way from the daemon
 
 }  // namespace
 
 Trainer::Trainer(World& world, Place place) : world_(world), place_(place), pid_(world.new_process()) {
   if (world.gradients() != nullptr) {
     arena_.emplace(Arena{world.gradients()});
+  }
+  if (std::string gpu = world.gpus().of(place.node, place.rank, place.ranks_here); !gpu.empty()) {
+    on_gpu_.emplace(OnGpu{std::move(gpu)});
   }
 }
 
@@ -164,6 +166,11 @@ void Trainer::take_memory(engine::Engine& engine) {
   if (memory_ != nullptr && seat_ == seat) {
     return;
   }
+  if (on_gpu_) {
+    make_memory();
+    seat_ = seat;
+    return;
+  }
   const Result<engine::BufferGrant> grant =
       memory_ ? engine.adopt(session_, memory_->bytes()) : engine.allocate(session_, bytes);
   if (!grant) {
@@ -188,6 +195,7 @@ plan::RankDeclaration Trainer::declaration() const {
   plan::ClipOptions clip;
   clip.max_norm = 100;
   clip.policy = plan::PercentilePolicy{90, 20, 3};
+  clip.nonfinite = on_gpu_ ? plan::NonfiniteAction::Skip : clip.nonfinite;
   all.options.clip = {{"all", clip}};
   if (arena_) {
     if (declares_otherwise) {
@@ -211,6 +219,14 @@ plan::RankDeclaration Trainer::declaration() const {
 }
 
 void Trainer::declare() {
+  if (on_gpu_ && (buffer_ == 0 || world_.random().one_in(2))) {
+    register_memory();
+  } else {
+    send_declaration();
+  }
+}
+
+void Trainer::send_declaration() {
   world_.daemon(place_.node).run([self = shared_from_this(), turn = ++turn_](engine::Engine& engine) {
     if (!self->alive_ || self->turn_ != turn) {
       return;
@@ -232,6 +248,7 @@ void Trainer::declare() {
       Declared declared;
       if (result) {
         declared = {{}, {result->epoch, result->attempt}, result->verdict, result->record};
+        declared.compares = result->check;
         if (self->arena_) {
           declared.layout = std::make_shared<const plan::ArenaLayout>(result->plan->layout(self->place_.rank));
         }
@@ -256,6 +273,8 @@ void Trainer::on_declared(const Declared& declared) {
   if (declared.error) {
     const Error& error = *declared.error;
     last_ = error.message;
+    check_blame(error);
+    release_others(true);
     if (error.code == ErrorCode::StepInDoubt) {
       doubt_.reset();
       world_.on_unknown_outcome();
@@ -265,7 +284,9 @@ void Trainer::on_declared(const Declared& declared) {
     later(Milliseconds(20), Milliseconds(300), gone ? &Trainer::attach : &Trainer::declare);
     return;
   }
+  release_others(false);
   key_ = declared.key;
+  compares_ = declared.compares;
   take_verdict(declared.verdict);
   if (arena_) {
     arena_->layout = declared.layout;
@@ -368,6 +389,7 @@ engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
     answer.begun = daemon.begun(key.epoch);
     if (result) {
       answer.told = told_by(*result->report);
+      answer.compares_next = result->report->check_next;
       answer.next = {result->report->epoch, result->report->next_attempt};
       world.truth().done(
           engine::attempt_word({answer.told->epoch, answer.told->attempt}), self->place_.rank, *answer.told
@@ -400,6 +422,7 @@ void Trainer::on_answer(const Answer& answer) {
   if (answer.told) {
     apply(engine::attempt_word(call.key), *answer.told);
     key_ = answer.next;
+    compares_ = answer.compares_next;
     go_on();
     return;
   }
@@ -410,6 +433,8 @@ void Trainer::on_failed(const Call& call, const Answer& answer) {
   const Error& error = answer.error;
   const std::uint64_t word = engine::attempt_word(call.key);
   last_ = error.message;
+  compares_ = false;
+  check_blame(error);
   if (error.code == ErrorCode::StepInDoubt) {
     world_.on_unknown_outcome();
     return;

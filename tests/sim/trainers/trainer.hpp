@@ -60,11 +60,15 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void check_at_rest() const;
 
   bool writes_wrong_row = false;
+  bool writes_wrong_copy = false;
+  bool writes_nan = false;
   bool asks_wrong_step = false;
   bool declares_otherwise = false;
   bool stays = true;  ///< it takes further steps
 
  private:
+  static constexpr Duration kAnswer = std::chrono::microseconds(200);  ///< the longest way from the daemon
+
   struct Call {
     std::uint64_t number = 0;
     engine::StepKey key;
@@ -94,6 +98,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     engine::StepKey next;
     Error error;
     bool begun = false;
+    bool compares_next = false;
   };
 
   /// What counts of the answer to a declaration. Its plan belongs to the daemon.
@@ -103,6 +108,15 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     std::optional<engine::Verdict> verdict = {};
     std::optional<engine::RecordGrant> record = {};
     std::shared_ptr<const plan::ArenaLayout> layout = {};
+    bool compares = false;
+  };
+
+  /// Its memory on a GPU, and the buffers that it was registered as.
+  struct OnGpu {
+    std::string gpu;
+    std::string handle = {};
+    std::uint64_t generation = 0;
+    std::vector<std::uint64_t> before = {};  ///< buffers, to be released
   };
 
   void give_memory_back();
@@ -110,7 +124,13 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void when_it_runs(std::function<void()> what);
   void attach();
   void take_memory(engine::Engine& engine);
+  void make_memory();
   void declare();
+  void register_memory();
+  void on_registered(const Result<engine::RegisteredBuffer>& result);
+  void release_others(bool failed);
+  void check_blame(const Error& error) const;
+  void send_declaration();
   void on_declared(const Declared& declared);
   void take_record(engine::Engine& engine, const engine::RecordGrant& grant);
   void take_verdict(std::optional<engine::Verdict> verdict);
@@ -144,12 +164,14 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::shared_ptr<Mapping> memory_;
   std::uint64_t buffer_ = 0;
   std::optional<Arena> arena_;
+  std::optional<OnGpu> on_gpu_;
   std::optional<SeenRecord> record_;
   std::optional<Doubt> doubt_;
   std::optional<engine::StepKey> last_done_;
   std::uint64_t declared_at_ = 0;  ///< the life of the daemon that took its declaration last
   std::optional<Call> call_;
   std::uint64_t calls_ = 0;
+  bool compares_ = false;  ///< the daemon says so of the attempt that is next
   std::int64_t step_ = 0;
   double weight_ = 0;
   bool stopped_ = false;

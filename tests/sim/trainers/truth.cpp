@@ -25,19 +25,21 @@ Told told_by(const engine::StepReport& report) {
       std::bit_cast<std::uint64_t>(report.coefficient),
       report.skipped,
       report.policy_digest,
+      findings_of(report),
       report.epoch,
       report.attempt};
 }
 
 std::string text_of(const Told& told) {
   return fmt::format(
-      "{:x} {:x} {:d} {} {} {}",
+      "{:x} {:x} {:d} {} {} {} {}",
       told.norm,
       told.coefficient,
       told.skipped,
       told.epoch,
       told.attempt,
-      told.policies.empty() ? "-" : told.policies
+      told.policies.empty() ? "-" : told.policies,
+      told.findings.empty() ? "-" : told.findings
   );
 }
 
@@ -45,22 +47,26 @@ std::optional<Told> told_by(std::string_view text) {
   Told told;
   int skipped = 0;
   std::array<char, 129> policies{};
+  std::array<char, 1025> findings{};
   const std::string copy(text);
   if (std::sscanf(
           copy.c_str(),
-          "%lx %lx %d %lu %lu %128s",
+          "%lx %lx %d %lu %lu %128s %1024s",
           &told.norm,
           &told.coefficient,
           &skipped,
           &told.epoch,
           &told.attempt,
-          policies.data()
-      ) != 6) {
+          policies.data(),
+          findings.data()
+      ) != 7) {
     return std::nullopt;
   }
   told.skipped = skipped != 0;
   told.policies = policies.data();
   told.policies = told.policies == "-" ? "" : told.policies;
+  told.findings = findings.data();
+  told.findings = told.findings == "-" ? "" : told.findings;
   return told;
 }
 
@@ -148,10 +154,21 @@ void Truth::check_contributions(std::uint64_t word, const Attempt& attempt, cons
   }
   // The gradients are in fp32, and so is their norm.
   const double norm = static_cast<float>(gradients_ ? gradients_->norm_of(*sums_of(word)) : std::sqrt(sum));
-  if (told.norm != std::bit_cast<std::uint64_t>(norm)) {
-    breach_(fmt::format(
-        "the norm of {} is {}, and that of all ranks {}", named(word), std::bit_cast<double>(told.norm), norm
-    ));
+  const auto is = std::bit_cast<double>(told.norm);
+  if (told.norm != std::bit_cast<std::uint64_t>(norm) && !(std::isnan(is) && std::isnan(norm))) {
+    breach_(fmt::format("the norm of {} is {}, and that of all ranks {}", named(word), is, norm));
+  }
+  if (gradients_) {
+    check_findings(word, attempt, told);
+  }
+}
+
+/// Copies are compared in some steps.
+void Truth::check_findings(std::uint64_t word, const Attempt& attempt, const Told& told) {
+  const std::string wanted = gradients_->findings_of(attempt.gifts, *sums_of(word));
+  const bool compared = std::ranges::all_of(attempt.gifts, [](const auto& each) { return each.second.compared; });
+  if (told.findings != wanted && (compared || told.findings != wanted.substr(0, wanted.find('/')))) {
+    breach_(fmt::format("of {} '{}' is reported, and not '{}'", named(word), told.findings, wanted));
   }
 }
 

@@ -23,6 +23,7 @@ struct Told {
   std::uint64_t coefficient = 0;  ///< likewise
   bool skipped = false;
   std::string policies;  ///< digest of their state after the step
+  std::string findings;  ///< of which tensors and ranks
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
 
@@ -86,6 +87,7 @@ class Truth {
 
   Attempt& attempt_asked(std::uint64_t word, std::int64_t step);
   void check_contributions(std::uint64_t word, const Attempt& attempt, const Told& told);
+  void check_findings(std::uint64_t word, const Attempt& attempt, const Told& told);
 
   std::function<void(std::string)> breach_;
   std::int64_t world_ = 0;
