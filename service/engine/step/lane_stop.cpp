@@ -37,6 +37,7 @@ std::optional<Error> LaneStop::on_time(
   ));
   error.job = job;
   if (failure) {
+    error.node = failure->node;
     error.ranks = failure->ranks;
     error.step = failure->step;
   }

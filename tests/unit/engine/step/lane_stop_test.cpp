@@ -27,6 +27,7 @@ TEST_F(LaneStopTest, has_no_deadline_before_a_lane_is_told) {
 }
 
 TEST_F(LaneStopTest, says_once_that_the_lanes_hang) {
+  failure->node = "b";
   failure->ranks = {2};
   failure->step = 7;
   stop.on_told(now);
@@ -36,6 +37,7 @@ TEST_F(LaneStopTest, says_once_that_the_lanes_hang) {
   ASSERT_TRUE(stop.stuck());
   EXPECT_THAT(stop.stuck()->message, HasSubstr("did not stop within 3.0 s after: rank 2 is missing"));
   EXPECT_EQ(stop.stuck()->job, "j");
+  EXPECT_EQ(stop.stuck()->node, "b");
   EXPECT_EQ(stop.stuck()->ranks, std::vector<std::int64_t>{2});
   EXPECT_EQ(stop.stuck()->step, 7);
   EXPECT_EQ(stop.next_deadline({}, kPatience), std::nullopt);
