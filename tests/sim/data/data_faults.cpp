@@ -59,9 +59,10 @@ bool World::data_kill_sender() {
   return true;
 }
 
+/// Where two ranks are all, both may ask for the wrong one, which is a step then.
 bool World::wrong_step() {
-  any_trainer().asks_wrong_step = true;
-  return true;
+  any_trainer().asks_wrong_step = trainers_.size() > 2;
+  return trainers_.size() > 2;
 }
 
 }  // namespace gradsync::sim

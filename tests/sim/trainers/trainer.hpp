@@ -60,8 +60,8 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void check_at_rest() const;
 
   bool writes_wrong_row = false;
-  bool writes_wrong_copy = false;
-  bool writes_nan = false;
+  bool writes_wrong_copy = false;  ///< until a step is done in which copies are compared
+  bool writes_nan = false;         ///< until a step is done
   bool asks_wrong_step = false;
   bool declares_otherwise = false;
   bool stays = true;  ///< it takes further steps

@@ -57,9 +57,9 @@ void Trainer::write_gradients(std::uint64_t word) {
   for (std::uint32_t bit = 1; bit <= arena.job->all_unused(); bit <<= 1) {
     arena.gift.unused |= world_.random().one_in(4) ? bit : 0;
   }
-  arena.gift.nan = std::exchange(writes_nan, false);
+  arena.gift.nan = writes_nan;
   arena.gift.unused &= arena.job->all_unused() - (arena.gift.nan ? 1 : 0);
-  arena.gift.copies = word * 7 + place_.node + (std::exchange(writes_wrong_copy, false) ? 1 : 0);
+  arena.gift.copies = word * 7 + place_.node + (writes_wrong_copy ? 1 : 0);
   arena.gift.compared = compares_;
   arena.job->write(place_.rank, arena.gift, *arena.layout, memory_->data());
   arena.written = hash_of_memory();

@@ -28,6 +28,10 @@ void Trainer::take_verdict(std::optional<engine::Verdict> verdict) {
 
 void Trainer::apply(std::uint64_t word, const Told& told) {
   check_sums(word, told);
+  if (arena_) {  // what was found, or could have been
+    writes_nan = false;
+    writes_wrong_copy = writes_wrong_copy && !arena_->gift.compared;
+  }
   weight_ = weight_after(weight_, step_, told);
   ++step_;
   last_done_ = engine::StepKey{word >> 32, (word & 0xFFFFFFFFu) - 1};
