@@ -17,7 +17,7 @@ scripts/build.sh cpu-release "${of_cpus[@]}"
 
 folder=build/gpu/bundle
 rm -rf "$folder"
-mkdir -p "$folder"/{build/gpu/{bin,lib},clients/python,python,tests/{gpu/experiments,integration}}
+mkdir -p "$folder"/{build/gpu/{bin,lib},clients/python,python,tests/{gpu/experiments,integration/nodes}}
 cp "${of_gpus[@]/#/build/gpu/bin/}" build/gpu/bin/libgpu_bench_library.so "${of_cpus[@]/#/build/cpu-release/bin/}" \
   "$folder/build/gpu/bin"
 cp build/gpu/lib/libgradsync_kernels.so "$folder/build/gpu/lib"
@@ -33,7 +33,8 @@ done | awk '/not found/ { exit 1 } $3 ~ /^\// { print $3 }' | sort -u |
 # The layout is that of a checkout, so that each script runs there by itself, too.
 cp scripts/gpu/bundle_run.sh "$folder/run.sh"
 cp -r --parents scripts/gpu/{bench,experiments,programs,test}.sh tests/gpu/{bench_clip,bench_torch,trainers}.py \
-  tests/gpu/experiments/*.py tests/integration/{daemon,gpu_ranks}.py clients/python/src "$folder"
+  tests/gpu/node_trainers.py tests/gpu/experiments/*.py tests/integration/{daemon,gpu_ranks,ranks_in_threads}.py \
+  tests/integration/nodes/node_jobs.py clients/python/src "$folder"
 # What the client needs besides torch: its Python alone, which serves each version.
 cp -r "$("$python" -c 'import os, websockets; print(os.path.dirname(websockets.__file__))')" "$folder/python"
 find "$folder/python" -type f ! -name '*.py' -delete

@@ -7,8 +7,10 @@
 set -uo pipefail
 
 # Seconds for each part, in their order. The last takes what the others leave, and this at least.
-parts=(kernels memcheck lanes bench torch clip trainers experiments)
-declare -A limits=([kernels]=75 [memcheck]=60 [lanes]=75 [bench]=65 [torch]=60 [clip]=60 [trainers]=75 [experiments]=45)
+parts=(kernels memcheck lanes bench torch clip trainers nodes experiments)
+declare -A limits=(
+  [kernels]=65 [memcheck]=50 [lanes]=65 [bench]=55 [torch]=50 [clip]=50 [trainers]=65 [nodes]=70 [experiments]=45
+)
 looks=20 # seconds for a look at python's torch
 packs=20 # for everything that is no part
 
@@ -73,7 +75,7 @@ of_client=("${with_libraries[@]}" GRADSYNCD="$folder/$programs/gradsyncd"
   PYTHONPATH="$folder/clients/python/src:$folder/python")
 
 run_all() {
-  local asked said no_torch='' gpu
+  local asked said no_torch='' gpu nccl
   gpu_machine
   {
     cat COMMIT
@@ -102,6 +104,7 @@ run_all() {
     skip torch "$no_torch"
     skip clip "$no_torch"
     skip trainers "$no_torch"
+    skip nodes "$no_torch"
   else
     part torch "$python" tests/gpu/bench_torch.py --library "$programs/libgpu_bench_library.so" \
       --json "$OUT/gpu_bench_torch.json"
@@ -109,6 +112,13 @@ run_all() {
     gpu=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | head -1)
     part trainers "${of_client[@]}" "$python" tests/gpu/trainers.py --gpu "$gpu" --kernels "$kernels" --worlds 2,4 \
       --json "$OUT/trainers.json"
+    nccl=${GRADSYNC_NCCL:-$(library_of_torch libnccl.so.2)}
+    if [ -n "$nccl" ]; then
+      part nodes "${of_client[@]}" "$python" tests/gpu/node_trainers.py --gpu "$gpu" --kernels "$kernels" \
+        --nccl "$nccl" --json "$OUT/nodes.json"
+    else
+      skip nodes "$python has no libnccl.so.2 beside torch (GRADSYNC_NCCL names one)"
+    fi
   fi
   # It ends by itself before it is ended.
   left=$((total - packs / 2 - ends - SECONDS))

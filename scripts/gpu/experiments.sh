@@ -45,15 +45,6 @@ programs_or_fail() {
   programs=build/gpu/bin
 }
 
-# The first file of that name in the packages that torch brings its libraries in.
-library_of_torch() {
-  "$python" - "$1" <<'PYTHON' 2>/dev/null
-import glob, sys
-found = [path for place in sys.path for path in glob.glob(f"{place}/nvidia/*/lib/{sys.argv[1]}")]
-print(*found[:1])
-PYTHON
-}
-
 # run SECONDS NAME COMMAND...: adds its lines to the results; one more when it ended without saying why.
 run() {
   local seconds=$1 name=$2 began=$SECONDS left=$((end - SECONDS)) before code=0 why

@@ -30,6 +30,15 @@ gpu_programs() {
   programs=build/gpu/bin
 }
 
+# The first file of that name in the packages that torch brings its libraries in, of `python`.
+library_of_torch() {
+  "$python" - "$1" <<'PYTHON' 2>/dev/null
+import glob, sys
+found = [path for place in sys.path for path in glob.glob(f"{place}/nvidia/*/lib/{sys.argv[1]}")]
+print(*found[:1])
+PYTHON
+}
+
 # Describes the machine of the figures, in $out/machine.txt.
 gpu_machine() {
   {

@@ -142,7 +142,13 @@ def test_the_client_needs_nothing_of_this_checkout(unpacked: Path) -> None:
     ended = ran(unpacked, sys.executable, "-c", script, PYTHONPATH=places)
     assert ended.returncode == 0, ended.stderr
     assert all(path.startswith(str(unpacked)) for path in ended.stdout.split())
-    for program in ("trainers.py", "bench_clip.py", "bench_torch.py", "experiments/torch_memory.py"):
+    for program in (
+        "trainers.py",
+        "node_trainers.py",
+        "bench_clip.py",
+        "bench_torch.py",
+        "experiments/torch_memory.py",
+    ):
         ended = ran(unpacked, sys.executable, f"tests/gpu/{program}", "--help", PYTHONPATH=places)
         assert ended.returncode == 0, ended.stderr
 

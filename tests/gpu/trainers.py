@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ LARGE = 1_000_003  # elements: several buckets, and no multiple of a vector
 HELD = 1 << 30  # elements of float32: far more than a process takes on a GPU besides
 TOLD_S = 1.0  # from the end of a rank to the error of the other
 BACK_S = 10.0  # until its memory is back
+COMMUNICATOR = "gradsync-fake-nccl"  # as MEMORY, of the fake library's
 
 
 class Refused(Exception):
@@ -86,17 +88,18 @@ def compared(address: str, world: int, options: argparse.Namespace) -> dict[str,
     return result | ({"failed": failed} if failed else {})
 
 
-def used_bytes(daemon: Daemon, options: argparse.Namespace) -> int:
-    """Memory of the GPU that is in use; of an emulated one, what the workers have mapped."""
+def used_bytes(workers: Iterable[int], options: argparse.Namespace) -> int:
+    """Memory of the GPU that is in use; of an emulated one, what these workers have mapped, as far as they live."""
     if not options.driver:
         asked = ["nvidia-smi", f"--id={options.gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         return int(subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20).stdout) << 20
     total = 0
-    for worker in workers_of(daemon.process.pid):
-        for line in Path(f"/proc/{worker}/maps").read_text().splitlines():
-            if MEMORY in line:
-                first, last = (int(end, 16) for end in line.split()[0].split("-"))
-                total += last - first
+    for worker in workers:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{worker}/maps").read_text().splitlines():
+                if MEMORY in line or COMMUNICATOR in line:
+                    first, last = (int(end, 16) for end in line.split()[0].split("-"))
+                    total += last - first
     return total
 
 
@@ -111,14 +114,15 @@ def owner_killed(daemon: Daemon, options: argparse.Namespace) -> dict[str, Any]:
         try:
             told(ranks, "declare", device="cuda", large=options.held)
             told(ranks, "step", seed=0, fills=False)
-            before = used_bytes(daemon, options)
+            workers = workers_of(daemon.process.pid)
+            before = used_bytes(workers, options)
             ranks[0].tell("step", seed=1, fills=False)
             time.sleep(0.5)  # it waits in its step
             began = time.monotonic()
             ranks[1].kill()
             answer = ranks[0].answer()
             found |= {"error": answer.get("kind"), "error_s": time.monotonic() - began}
-            while (back := before - used_bytes(daemon, options)) < found["arena_bytes"] and (
+            while (back := before - used_bytes(workers, options)) < found["arena_bytes"] and (
                 time.monotonic() - began < BACK_S
             ):
                 time.sleep(0.02)

@@ -125,7 +125,9 @@ def all_do(ranks: list[GpuRank], do: str, **arguments: object) -> list[dict[str,
     return [rank.answer() for rank in ranks]
 
 
-class _Program:
+class Program:
+    """What a rank does when it is told to, in whatever process."""
+
     def __init__(self, address: str, job: str, rank: int, world: int, local: int = 0, coordinator: str = "") -> None:
         self._rank = rank
         self._over: dict[str, Any] = {"local_world_size": local, "coordinator": coordinator} if local else {}
@@ -149,17 +151,23 @@ class _Program:
         return buffer
 
     def declare(
-        self, device: str = "cpu", memory: str | None = None, keep: bool = True, large: int = 0, halts: bool = False
+        self,
+        device: str = "cpu",
+        memory: str | None = None,
+        keep: bool = True,
+        large: int = 0,
+        halts: bool = False,
+        dtype: str = "float32",
     ) -> dict[str, Any]:
         """`memory`: how it lies in a new allocation of this rank, which `keep` holds beside the arena; or "again".
 
-        `large`: elements of one more tensor. `halts`: when the memory is registered the rank says so, and waits for a
-        line."""
+        `large`: elements of one more tensor, of `dtype`. `halts`: when the memory is registered the rank says so, and
+        waits for a line."""
         self._halts = halts
         if memory is not None and memory != "again":
             self._given = self._allocated(memory)
         given = None if memory is None else self._given
-        self._shapes = SHAPES | ({"large": ((large,), "float32")} if large else {})
+        self._shapes = SHAPES | ({"large": ((large,), dtype)} if large else {})
         sync = {"dp": gradsync.Partial("mean") >> gradsync.Replicate()}
         whole = {**sync, "tp": gradsync.Replicate()} if self._tp > 1 else sync
         tensors = [
@@ -207,8 +215,10 @@ class _Program:
         whole: bool = False,
         special: dict[str, str] | None = None,
         unused: list[str] | None = None,
+        exact: bool = False,
     ) -> dict[str, Any]:
-        """`whole`: gradients are small whole numbers, whose sums are the same in any order.
+        """`whole`: gradients are small whole numbers, whose sums are the same in any order. `exact`: says how far the
+        outputs are `off`, where every rank has a gradient of each tensor that no other has.
 
         `special`: of a rank, as text, the tensor in whose first element it has another value, or NaN where the name is
         followed by "=nan". `unused`: tensors without a gradient.
@@ -219,13 +229,12 @@ class _Program:
         assert self._grads is not None
         other, _, to = (special or {}).get(str(self._rank), "").partition("=")
         for number, name in enumerate(self._shapes if fills else ()):
-            of = self._rank if name == "rows" else self._rank // self._tp * self._tp
-            generator = torch.Generator().manual_seed(1000 * seed + 10 * number + of)
             held = self._grads.input(name).torch()
-            values = torch.randn(held.shape, generator=generator, dtype=torch.float64)
+            of = self._rank if name == "rows" else self._rank // self._tp * self._tp
+            values = self._drawn(held.shape, 1000 * seed + 10 * number + of, whole)
             if name == other:
                 values.view(-1)[0] = float(to or 77)
-            held.copy_((values.mul(2).round() if whole else values).to(held.dtype))
+            held.copy_(values.to(held.dtype))
         if frees:
             driver().free(0, driver().export(0, held.data_ptr()).base)
         for name in self._shapes:
@@ -235,13 +244,35 @@ class _Program:
             return {"norm": report.norm, "clipped": report.clipped}
         outputs = [self._grads.output(name).torch().contiguous().cpu() for name in self._shapes]
         parts = [output.view(torch.uint8).numpy().tobytes() for output in outputs]
-        found = {
+        found: dict[str, Any] = {
             "nonfinite": [[one.tensor, one.count, [each.rank for each in one.inputs]] for one in report.nonfinite],
             "divergence": [[one.tensor, one.ranks] for one in report.divergence],
             "absent": list(report.absent),
         }
+        if exact:
+            found["off"] = self._off(outputs, seed, whole, report.coefficient)
         bits = hashlib.sha256(b"".join(parts)).hexdigest()
         return {"norm": report.norm, "bits": bits, "clipped": report.clipped, **{k: v for k, v in found.items() if v}}
+
+    @staticmethod
+    def _drawn(shape: Any, seed: int, whole: bool) -> torch.Tensor:
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return values.mul(2).round() if whole else values
+
+    def _off(self, outputs: list[torch.Tensor], seed: int, whole: bool, coefficient: float) -> float:
+        """The largest distance of an element from its exact mean, multiplied: 1 is what float32 (float64) sums in
+        whatever order, the division, the product and the roundings of both can come to."""
+        worst = 0.0
+        for number, output in enumerate(outputs):
+            seeds = [1000 * seed + 10 * number + rank for rank in range(self._world)]
+            given = [self._drawn(output.shape, each, whole).to(output.dtype).double() for each in seeds]
+            factor = coefficient / self._world
+            exact = factor * torch.stack(given).sum(0)
+            added = factor * torch.stack(given).abs().sum(0)
+            sums = 2.0**-53 if output.dtype == torch.float64 else 2.0**-24
+            bound = 2 * self._world * sums * added + 3 * torch.finfo(output.dtype).eps / 2 * exact.abs()
+            worst = max(worst, float(((output.double() - exact).abs() / bound.clamp(min=1e-300)).max()))
+        return worst
 
     def train(self, device: str, steps: int) -> dict[str, Any]:
         """The gradients of a module. They are small whole numbers before they are summed: each device has the same."""
@@ -296,7 +327,7 @@ class _Program:
 
 def _main() -> None:
     address, job, rank, world, *over = sys.argv[1:]
-    program = _Program(address, job, int(rank), int(world), *([int(over[0]), over[1]] if over else []))  # type: ignore[arg-type]
+    program = Program(address, job, int(rank), int(world), *([int(over[0]), over[1]] if over else []))  # type: ignore[arg-type]
     for line in sys.stdin:
         order = json.loads(line)
         do = getattr(program, order.pop("do"))

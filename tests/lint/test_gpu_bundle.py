@@ -14,11 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "gpu"
 TEN_MINUTES = 600
-PARTS = ("kernels", "memcheck", "lanes", "bench", "torch", "clip", "trainers", "experiments")
+PARTS = ("kernels", "memcheck", "lanes", "bench", "torch", "clip", "trainers", "nodes", "experiments")
 PROGRAMS = ("gpu_test", "gpu_bench", "lane_conformance_test", "gradsyncd")
 ANSWERS = """case "$*" in *uuid*) echo GPU-1 ;; *) echo "GPU 0: made up (UUID: GPU-1)" ;; esac"""
-# In place of Python: has torch, finds no library of it.
-PYTHON = 'case "$*" in *"import numpy"*) echo "torch 2" ;; *) echo "python: $1" ;; esac'
+# In place of Python: has torch, and finds its NCCL.
+PYTHON = """case "$*" in
+*"import numpy"*) echo "torch 2" ;;
+"- libnccl.so.2") echo /of/torch/libnccl.so.2 ;;
+*) echo "python: $*" ;;
+esac"""
 
 
 def write_program(path: Path, body: str) -> None:
@@ -80,7 +84,7 @@ def test_all_limits_together_are_ten_minutes(unpacked: Path) -> None:
 
 def test_every_part_runs_and_leaves_what_it_said(unpacked: Path) -> None:
     code, lines = run(unpacked)
-    assert (code, lines[-1]) == (0, "8 passed, 0 failed, 0 skipped"), lines
+    assert (code, lines[-1]) == (0, "9 passed, 0 failed, 0 skipped"), lines
     out = unpacked / "out"
     assert {path.name for path in out.iterdir()} == {"machine.txt", "run.log", "results.tar.gz"}
     raw = names_in(out / "results.tar.gz")
@@ -105,7 +109,7 @@ def test_a_part_that_fails_does_not_end_the_run(unpacked: Path) -> None:
     write_program(programs / "gpu_bench", "kill -SEGV $$")
     (programs / "lane_conformance_test").unlink()
     code, lines = run(unpacked)
-    assert (code, lines[-1]) == (1, "5 passed, 3 failed, 0 skipped"), lines
+    assert (code, lines[-1]) == (1, "6 passed, 3 failed, 0 skipped"), lines
     assert "gpu: FAILED: kernels lanes bench" in lines
 
 
@@ -114,24 +118,37 @@ def test_a_part_that_hangs_is_ended(unpacked: Path) -> None:
     script.write_text(script.read_text().replace("[bench]=", "[bench]=1 [was]="))
     write_program(unpacked / "build" / "gpu" / "bin" / "gpu_bench", "exec sleep 1000")
     code, lines = run(unpacked)
-    assert (code, lines[-1]) == (1, "7 passed, 1 failed, 0 skipped"), lines
+    assert (code, lines[-1]) == (1, "8 passed, 1 failed, 0 skipped"), lines
     assert "gpu: bench did not end within 1 s" in lines
 
 
 def test_what_is_missing_skips_its_parts_and_is_named(unpacked: Path) -> None:
     code, lines = run(unpacked, PYTHON="no-such-python")
-    assert (code, lines[-1]) == (0, "5 passed, 0 failed, 3 skipped"), lines
+    assert (code, lines[-1]) == (0, "5 passed, 0 failed, 4 skipped"), lines
     assert [line for line in lines if line.startswith("gpu: trainers skipped: ") and "no-such-python" in line]
     write_program(unpacked / "tools" / "python3", "echo torch 2; echo torch sees no GPU >&2; exit 1")
     code, lines = run(unpacked)
-    assert (code, lines[-1]) == (0, "5 passed, 0 failed, 3 skipped"), lines
+    assert (code, lines[-1]) == (0, "5 passed, 0 failed, 4 skipped"), lines
     assert "gpu: torch skipped: torch sees no GPU (python3 ended with 1)" in lines
+
+
+def test_nodes_get_the_library_of_torch_or_are_skipped(unpacked: Path) -> None:
+    _, lines = run(unpacked)
+    (started,) = [line for line in lines if line.startswith("python: tests/gpu/node_trainers.py")]
+    assert "--gpu GPU-1 " in started
+    assert "--nccl /of/torch/libnccl.so.2 " in started
+    _, lines = run(unpacked, GRADSYNC_NCCL="/named/libnccl.so.2")
+    assert [line for line in lines if "node_trainers.py" in line and "--nccl /named/libnccl.so.2 " in line]
+    write_program(unpacked / "tools" / "python3", PYTHON.replace("/of/torch/libnccl.so.2", ""))
+    code, lines = run(unpacked)
+    assert (code, lines[-1]) == (0, "8 passed, 0 failed, 1 skipped"), lines
+    assert [line for line in lines if line.startswith("gpu: nodes skipped: python3 has no libnccl.so.2")]
 
 
 def test_tests_that_saw_no_device_have_not_passed(unpacked: Path) -> None:
     write_program(unpacked / "build" / "gpu" / "bin" / "gpu_test", "echo no CUDA device: too old")
     code, lines = run(unpacked)
-    assert (code, lines[-1]) == (1, "7 passed, 1 failed, 0 skipped"), lines
+    assert (code, lines[-1]) == (1, "8 passed, 1 failed, 0 skipped"), lines
 
 
 def test_a_file_that_is_not_as_it_was_packed_is_named(unpacked: Path) -> None:

@@ -1,0 +1,509 @@
+"""Trainers of several nodes that share one GPU: two daemons or more, their workers, and NCCL between these.
+
+    node_trainers.py --gpu UUID --kernels libgradsync_kernels.so --nccl libnccl.so.2 [--shapes 2x1,2x2,3x1]
+                     [--parts sums,crossing,abort,mapping,killed,end] [--env NAME=VALUE]... [--json FILE]
+
+Starts the daemon that GRADSYNCD names once for each node, all on this machine. NCCL refuses two members of a
+communicator on one GPU of one host, so each node has an NCCL_HOSTID of its own, and members talk over sockets of the
+loopback interface: what is found here about time and speed holds for this arrangement only. A shape is nodes x ranks
+of each; gradients of all ranks lie on the GPU. The parts, each with a line of the results:
+
+    sums SHAPE  gradients of whole numbers have the bits that ranks of one daemon have on CPUs; those of others have
+                equal bits on all ranks, and are as near to the exact mean as any order of additions is; norms. And what
+                the communicators take: memory of the GPU that is used more when they are built, for each member.
+    crossing    two jobs whose collectives begin in different orders on two nodes
+    abort       the worker of node 1 is stopped (SIGSTOP) in a step: what the ranks hear and when, whether the worker of
+                node 0 could abort or was replaced, and sums of the epoch after that, of this and of another job
+    mapping     the same while the worker of node 0 maps memory of another job: whether that waits for the collective
+    killed      the worker of node 1 is killed while the collective of node 0 waits for it
+    end         memory of the GPU when the ranks have ended, and that of the daemons comes back with them
+
+Needs torch and the client. `--driver libcuda_fake.so` takes an emulated GPU, and --nccl a fake of NCCL then, which is
+how this program is tested. Ends with 1 where a part fails; each has a deadline, and goes on where one before it failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration" / "nodes"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from daemon import Daemon
+from gpu_ranks import GpuRank, Program, workers_of
+from node_jobs import Nodes
+from ranks_in_threads import on_all, whole
+from trainers import Refused, told, used_bytes
+
+import gradsync
+
+Answers = list[dict[str, Any]]
+Found = dict[str, Any]
+
+PARTS = {"sums": 20.0, "crossing": 12.0, "abort": 20.0, "mapping": 20.0, "killed": 20.0, "end": 8.0}  # seconds, of each
+DTYPES = ("float32", "bfloat16")
+LARGE = 1_000_003  # elements: several buckets, and no multiple of a vector
+PIECE = 2 << 20  # what gradsync.alloc_grad_buffer rounds up to
+NORMS = 1e-6  # between those of sums that were added in different orders
+BACK = 64 << 20  # bytes that a driver may keep of a GPU
+CROSSINGS = 5
+UNDER_WAY_S = 0.3  # until what a rank was told has reached the GPU
+STEP_S = 3.0  # the deadline of the step in which a worker is stopped
+TOLD_S = 10.0  # and how much later the ranks have to know
+SETTINGS = {  # of NCCL, beside a name for each host: sockets alone
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_DEBUG": "WARN",
+}
+AGAIN = ("StepFailed", "UnknownBuffer", "StaleEpoch")  # behind these a rank declares again
+LOST = ("StepTimeout", "NodeLost", "StepFailed")
+ENDS = (Refused, AssertionError, OSError, ValueError, subprocess.SubprocessError, gradsync.GradsyncError)
+
+
+def must(holds: object, words: str) -> None:
+    if not holds:
+        raise Refused(words)
+
+
+class Job:
+    """The ranks of a job over nodes. A new one has not declared."""
+
+    def __init__(self, shape: str, nodes: Nodes, options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+        self.shape = shape
+        count, per_node = map(int, shape.split("x"))
+        self.world, self.per_node = count * per_node, per_node
+        self.declared: dict[str, Any] | None = None
+        over = (per_node, nodes.coordinator)
+        self.ranks = [
+            stack.enter_context(
+                GpuRank(
+                    nodes.address(rank // per_node),
+                    f"job-{shape}",
+                    rank,
+                    self.world,
+                    options.gpu,
+                    over,
+                    GRADSYNC_LIBCUDA=options.driver,
+                )
+            )
+            for rank in range(self.world)
+        ]
+
+    def declare(self, **arguments: object) -> None:
+        told(self.ranks, "declare", device="cuda", **arguments)
+        self.declared = arguments
+
+    def of_node(self, node: int) -> list[GpuRank]:
+        return self.ranks[node * self.per_node : (node + 1) * self.per_node]
+
+    def until_done(self, seed: int) -> tuple[Answers, list[str]]:
+        """As trainers do that compute the step again when it was lost, and declare again where they are told to; and
+        the errors that they heard."""
+        heard: list[str] = []
+
+        def step(rank: GpuRank) -> dict[str, Any]:
+            answer: dict[str, Any] = {}
+            while "norm" not in answer:
+                if answer.get("kind") in AGAIN:
+                    rank.order("declare", device="cuda", **(self.declared or {}))
+                answer = rank.order("step", seed=seed, whole=True)
+                heard.extend([answer["kind"]] if "kind" in answer else [])
+            return answer
+
+        return whole(on_all(self.ranks, step)), heard
+
+
+class Scene:
+    """Daemons that are nodes, and the jobs over them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._stack = contextlib.ExitStack()
+        self._ranks = contextlib.ExitStack()
+        self._workers: set[int] = set()
+        count = max(int(shape.split("x")[0]) for shape in options.shapes)
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-nodes-")))
+        with contextlib.ExitStack() as stack:
+            self.nodes = stack.enter_context(
+                Nodes(
+                    folder,
+                    count,
+                    *("--gpu-kernels", options.kernels, "--gpu-devices", options.gpu),
+                    *("--nccl-library", options.nccl, "--nccl-interface", "lo"),
+                    *("--gpu-map-ms", str(options.map_ms)),
+                    *("--nccl-max-ctas", str(options.max_ctas), "--nccl-abort-ms", str(options.abort_ms)),
+                    before={node: ("env", *settings_of(node, options)) for node in range(count)},
+                )
+            )
+            stack.enter_context(self._ranks)
+            # All at once: what takes longest is that each of them imports torch.
+            self.jobs = {shape: Job(shape, self.nodes, options, self._ranks) for shape in options.shapes}
+            self._stack.push(stack.pop_all())
+
+    def ready(self, shape: str) -> Job:
+        """A job that has declared, whatever it was."""
+        job = self.jobs[shape]
+        if job.declared is None:
+            job.declare()
+        return job
+
+    def worker(self, node: int) -> int:
+        (worker,) = workers_of(self.nodes.daemons[node].process.pid)
+        return worker
+
+    def status(self, node: int, job: Job) -> dict[str, Any]:
+        with gradsync.connect(self.nodes.address(node)) as client:
+            (found,) = [each for each in client.status()["jobs"] if each["job"] == f"job-{job.shape}"]
+        return dict(found)
+
+    def used(self) -> int:
+        """Bytes of the GPU."""
+        for daemon in self.nodes.daemons:
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                self._workers.update(workers_of(daemon.process.pid))
+        return used_bytes(self._workers, self._options)
+
+    def settled(self, seconds: float = 3.0) -> int:
+        """Likewise, when they do not change any more."""
+        end = time.monotonic() + seconds
+        before, now = -1, self.used()
+        while before != now and time.monotonic() < end:
+            time.sleep(0.2)
+            before, now = now, self.used()
+        return now
+
+    def end_ranks(self) -> None:
+        self._ranks.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def logs(self) -> dict[str, list[str]]:
+        """The last lines of each daemon and its worker."""
+        found = {}
+        for node, daemon in enumerate(self.nodes.daemons):
+            assert daemon.process.stderr is not None
+            os.set_blocking(daemon.process.stderr.fileno(), False)
+            said = b""
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(daemon.process.stderr.fileno(), 65536):
+                    said += piece
+            found[f"node{node}"] = said.decode(errors="replace").splitlines()[-20:]
+        return found
+
+
+class OnCpus:
+    """What the ranks of one daemon find on CPUs. They are threads of this process."""
+
+    def __init__(self, address: str, large: int) -> None:
+        self._address, self._large = address, large
+        self._ranks: dict[int, list[Program]] = {}
+        self._declared: dict[int, dict[str, Any]] = {}
+
+    def steps(self, job: Job, **arguments: object) -> Answers:
+        """A step with gradients that are declared as those of this job are."""
+        world = job.world
+        if world not in self._ranks:
+            self._ranks[world] = whole(
+                on_all(range(world), lambda rank: Program(self._address, f"cpu-{world}", rank, world))
+            )
+        ranks = self._ranks[world]
+        declared = job.declared or {}
+        if self._declared.get(world) != declared:
+            whole(on_all(ranks, lambda rank: rank.declare(**declared)))
+            self._declared[world] = declared
+        return whole(on_all(ranks, lambda rank: rank.step(**arguments)))
+
+
+class Parts:
+    """Each takes a scene and says what it found; what is not as it has to be is Refused."""
+
+    def __init__(self, options: argparse.Namespace, on_cpus: OnCpus) -> None:
+        self._options, self._on_cpus = options, on_cpus
+        self._unused = used_bytes(set(), options)
+        self._seeds = itertools.count()
+
+    def _must_be_right(self, job: Job, seed: int, answers: Answers) -> None:
+        right = self._on_cpus.steps(job, seed=seed, whole=True)
+        must(answers == right, f"job {job.shape}, step of seed {seed}: {answers} instead of {right}")
+
+    def sums(self, scene: Scene, shape: str, found: Found) -> None:
+        job = scene.jobs[shape]
+        self._declare_measured(scene, job, found)
+        for dtype in DTYPES:
+            job.declare(large=self._options.large, dtype=dtype)
+            norms, same, worst = [], 0, 0.0
+            for step in range(self._options.steps):
+                seed, is_whole = next(self._seeds), step % 2 == 0
+                answers = told(job.ranks, "step", seed=seed, whole=is_whole, exact=True)
+                off = max(answer.pop("off", 0.0) for answer in answers)
+                right = self._on_cpus.steps(job, seed=seed, whole=is_whole)
+                norms.append(answers[0]["norm"])
+                same += answers == right
+                worst = max(worst, off)
+                found[dtype] = {"norms": norms, "steps_with_the_bits_of_cpus": same, "off": worst}
+                what = f"{dtype}, step of seed {seed}: {answers}; on CPUs {right}"
+                must(all(answer == answers[0] for answer in answers), f"ranks differ: {what}")
+                must(answers == right or not is_whole, f"not the bits of CPUs: {what}")
+                must(abs(answers[0]["norm"] / right[0]["norm"] - 1) <= NORMS, f"another norm: {what}")
+                must(off <= 1, f"{off} times as far from the exact mean as rounding can be: {what}")
+
+    def _declare_measured(self, scene: Scene, job: Job, found: Found) -> None:
+        """A small job, so that there is little beside its communicators."""
+        told(job.ranks, "probe", memory="torch")  # so that each process has what CUDA takes for itself
+        before = scene.settled()
+        job.declare()
+        after = scene.settled()
+        members, names, arenas = 0, set(), 0
+        for node in range(job.world // job.per_node):
+            status = scene.status(node, job)
+            communicators = [each for each in status["communicators"] if each["transport"] == "nccl"]
+            members += len(communicators)
+            names |= {each["name"] for each in communicators}
+            arenas += sum(-(-rank["arena_bytes"] // PIECE) * PIECE for rank in status["ranks"])
+        must(members > 0, f"job {job.shape} has no communicator of NCCL")
+        found["memory"] = {
+            "communicators": sorted(names),
+            "members": members,
+            "arena_bytes": arenas,
+            "bytes_per_member": (after - before - arenas) / members,
+        }
+
+    def crossing(self, scene: Scene, found: Found) -> None:
+        one, other = (scene.ready(shape) for shape in self._options.shapes[:2])
+        for number in range(CROSSINGS):
+            seed = next(self._seeds)
+            for rank in (*one.of_node(0), *other.of_node(1)):
+                rank.tell("step", seed=seed, whole=True)
+            time.sleep(UNDER_WAY_S)  # each waits on one node for the other
+            began = time.monotonic()
+            for rank in (*one.of_node(1), *other.of_node(0)):
+                rank.tell("step", seed=seed, whole=True)
+            for job in (one, other):
+                self._must_be_right(job, seed, [rank.answer() for rank in job.ranks])
+            found |= {"crossed": number + 1, "last_s": time.monotonic() - began}
+
+    def abort(self, scene: Scene, found: Found) -> None:
+        job, workers = self._small(scene, found)
+        with self._stopped(workers[1], job, found):
+            pass
+        first = found["heard"][0]["error"]
+        found["abort"] = "did not return within 3 s" if "did not stop" in first else "returned before the answer"
+        must("node1" in first, f"the error does not name the node: {first}")
+        self._rebuilt(scene, job, workers, found)
+
+    def mapping(self, scene: Scene, found: Found) -> None:
+        job, workers = self._small(scene, found)
+        with self._stopped(workers[1], job, found):
+            time.sleep(UNDER_WAY_S)
+            began = time.monotonic()
+            told(scene.jobs[self._options.shapes[1]].of_node(0)[:1], "probe")
+            found |= {"mapped_s": time.monotonic() - began}
+        self._rebuilt(scene, job, workers, found)
+
+    @contextlib.contextmanager
+    def _stopped(self, worker: int, job: Job, found: Found) -> Iterator[None]:
+        """The ranks are in a step while the worker stands still, until its deadline is over and they know."""
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            self._tell(job)
+            began = time.monotonic()
+            yield
+            found["heard"] = [rank.answer() for rank in job.ranks]
+            found["heard_s"] = time.monotonic() - began
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        self._must_know(found)
+
+    def killed(self, scene: Scene, found: Found) -> None:
+        job, workers = self._small(scene, found)
+        os.kill(workers[1], signal.SIGSTOP)
+        self._tell(job)
+        time.sleep(UNDER_WAY_S)
+        began = time.monotonic()
+        os.kill(workers[1], signal.SIGKILL)
+        heard = [rank.answer() for rank in job.ranks]
+        found |= {"heard": heard, "heard_s": time.monotonic() - began}
+        self._must_know(found)
+        self._rebuilt(scene, job, workers, found)
+        must(found["workers"][1] == "replaced", f"a killed worker is still there: {workers[1]}")
+
+    def _small(self, scene: Scene, found: Found) -> tuple[Job, list[int]]:
+        """The first job, in small, so that its communicators are most of what it has; and the workers by node."""
+        job = scene.jobs[self._options.shapes[0]]
+        job.declare()
+        seed = next(self._seeds)
+        self._must_be_right(job, seed, told(job.ranks, "step", seed=seed, whole=True))
+        for shape in self._options.shapes[1:]:
+            scene.ready(shape)
+        found |= {"epoch": scene.status(0, job)["epoch"], "used_bytes": [scene.settled()]}
+        return job, [scene.worker(node) for node in range(len(scene.nodes.daemons))]
+
+    def _tell(self, job: Job) -> None:
+        seed = next(self._seeds)
+        for rank in job.ranks:
+            rank.tell("step", seed=seed, whole=True, timeout=STEP_S)
+
+    def _must_know(self, found: Found) -> None:
+        kinds = [answer.get("kind") for answer in found["heard"]]
+        must(all(kind in LOST for kind in kinds), f"{LOST} were wanted: {found['heard']}")
+        within = STEP_S + self._options.told
+        must(found["heard_s"] <= within, f"the ranks knew after {found['heard_s']} s instead of {within}")
+
+    def _rebuilt(self, scene: Scene, job: Job, workers: list[int], found: Found) -> None:
+        found["used_bytes"].append(scene.settled())
+        seed = next(self._seeds)
+        began = time.monotonic()
+        answers, heard = job.until_done(seed)
+        found |= {"rebuilt_s": time.monotonic() - began, "heard_meanwhile": heard}
+        self._must_be_right(job, seed, answers)
+        for shape in self._options.shapes[1:]:
+            other = scene.jobs[shape]
+            before = scene.status(0, other)["epoch"]
+            answers, heard = other.until_done(seed)
+            self._must_be_right(other, seed, answers)
+            kept = scene.status(0, other)["epoch"] == before
+            found.setdefault("others", {})[shape] = {"epoch": "kept" if kept else "another", "heard": heard}
+        now = [scene.worker(node) for node in range(len(workers))]
+        words = ["kept" if was == are else "replaced" for was, are in zip(workers, now, strict=True)]
+        epoch = found["epoch"]
+        found |= {"workers": words, "epoch": [epoch, scene.status(0, job)["epoch"]]}
+        found["used_bytes"].append(scene.settled())
+        must(found["epoch"][1] > epoch, "the epoch of the communicators that failed goes on")
+        left = found["used_bytes"][2] - found["used_bytes"][0]
+        must(left <= self._options.back, f"{left} bytes of the GPU more than before the communicators were ended")
+
+    def end(self, scene: Scene, found: Found) -> None:
+        in_use = scene.settled()
+        scene.end_ranks()
+        found |= {"in_use_bytes": in_use, "ranks_ended_bytes": scene.settled()}
+        scene.close()
+        while (left := scene.used() - self._unused) > self._options.back:
+            found["daemons_ended_bytes"] = left
+            time.sleep(0.1)
+        found["daemons_ended_bytes"] = left
+
+
+def settings_of(node: int, options: argparse.Namespace) -> list[str]:
+    own = {**SETTINGS, "NCCL_HOSTID": f"gradsync-node-{node}"}
+    return [f"{name}={value}" for name, value in own.items()] + options.env
+
+
+def version_of(library: str) -> int | str:
+    try:
+        version = ctypes.c_int()
+        code = ctypes.CDLL(library).ncclGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError) as error:
+        return str(error)
+    return version.value if code == 0 else f"ncclGetVersion says {code}"
+
+
+@contextlib.contextmanager
+def overdue_after(seconds: float) -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done within {seconds:.0f} s")
+
+    was = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, was)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", required=True)
+    parser.add_argument("--kernels", required=True)
+    parser.add_argument("--nccl", required=True)
+    parser.add_argument("--driver", default="")
+    parser.add_argument("--shapes", default="2x1,2x2,3x1", type=lambda text: text.split(","))
+    parser.add_argument("--parts", default=",".join(PARTS), type=lambda text: text.split(","))
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--large", type=int, default=LARGE)
+    parser.add_argument("--max-ctas", type=int, default=8)
+    parser.add_argument("--map-ms", type=int, default=10_000)
+    parser.add_argument("--abort-ms", type=int, default=10_000)
+    parser.add_argument("--told", type=float, default=TOLD_S, help="seconds after a step's deadline (default 10)")
+    parser.add_argument("--back", type=int, default=BACK, help="bytes that may not come back (default 64 MiB)")
+    parser.add_argument("--seconds", type=float, default=65, help="for everything (default 65)")
+    parser.add_argument("--patience", type=float, default=1, help="times as long for each part (default 1)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the daemons")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not options.shapes[0].startswith("2x") or not set(options.parts) <= set(PARTS):
+        parser.error(f"the first shape has two nodes, and parts are {', '.join(PARTS)}")
+    if {"crossing", "mapping"} & set(options.parts) and [each[0] for each in options.shapes[:2]] != ["2", "2"]:
+        parser.error("crossing and mapping take two jobs over two nodes: name two such shapes first")
+    return options
+
+
+def main() -> int:
+    options = parse()
+    last = time.monotonic() + options.seconds
+    results: list[Found] = [
+        {"nccl": version_of(options.nccl), "max_ctas": options.max_ctas, "shapes": options.shapes}
+        | {"settings": [settings_of(node, options) for node in range(2)]}
+    ]
+    scene: Scene | None = None
+
+    def took(name: str, seconds: float, part: Callable[[Scene, Found], None]) -> None:
+        nonlocal scene
+        found: Found = {"part": name}
+        began = time.monotonic()
+        try:
+            with overdue_after(max(1.0, min(options.patience * seconds, last - began))):
+                scene = scene or Scene(options)
+                part(scene, found)
+        except ENDS as error:
+            found["failed"] = f"{type(error).__name__}: {error}"
+            if scene is not None:
+                found["logs"] = scene.logs()
+                scene.close()
+                scene = None
+        results.append(found | {"took_s": time.monotonic() - began})
+
+    def say() -> None:
+        print(json.dumps(results[-1]), flush=True)
+        # After each: what was found survives a run that is ended early.
+        if options.json is not None:
+            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    say()
+    with Daemon() as daemon:
+        parts = Parts(options, OnCpus(daemon.socket, options.large))
+        todo: list[tuple[str, float, Callable[[Scene, Found], None]]] = []
+        for name in options.parts:
+            if name == "sums":
+                todo += [
+                    (f"sums {shape}", PARTS[name], lambda scene, found, shape=shape: parts.sums(scene, shape, found))
+                    for shape in options.shapes
+                ]
+            else:
+                todo.append((name, PARTS[name], getattr(parts, name)))
+        for name, seconds, part in todo:
+            took(name, seconds, part)
+            say()
+    return 1 if any("failed" in result for result in results) else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # the client's end is not what is tested
