@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ NORMS = 1e-6  # between those of sums that were added in different orders
 BACK = 64 << 20  # bytes that a driver may keep of a GPU
 CROSSINGS = 5
 UNDER_WAY_S = 0.3  # until what a rank was told has reached the GPU
-STEP_S = 3.0  # the deadline of the step in which a worker is stopped
+STEP_S = 2.0  # the deadline of the step in which a worker is stopped
 TOLD_S = 10.0  # and how much later the ranks have to know
 SETTINGS = {  # of NCCL, beside a name for each host: sockets alone
     "NCCL_IB_DISABLE": "1",
@@ -111,21 +111,21 @@ class Job:
     def of_node(self, node: int) -> list[GpuRank]:
         return self.ranks[node * self.per_node : (node + 1) * self.per_node]
 
-    def until_done(self, seed: int) -> tuple[Answers, list[str]]:
-        """As trainers do that compute the step again when it was lost, and declare again where they are told to; and
-        the errors that they heard."""
+    def until_done(self, seed: int, before: Answers | None = None) -> tuple[Answers, list[str]]:
+        """As trainers do that compute the step again when it was lost, and declare again where they were told to, also
+        by the answers before; and the errors that they heard meanwhile."""
         heard: list[str] = []
 
-        def step(rank: GpuRank) -> dict[str, Any]:
-            answer: dict[str, Any] = {}
+        def step(number: int) -> dict[str, Any]:
+            answer = before[number] if before else {}
             while "norm" not in answer:
                 if answer.get("kind") in AGAIN:
-                    rank.order("declare", device="cuda", **(self.declared or {}))
-                answer = rank.order("step", seed=seed, whole=True)
+                    self.ranks[number].order("declare", device="cuda", **(self.declared or {}))
+                answer = self.ranks[number].order("step", seed=seed, whole=True)
                 heard.extend([answer["kind"]] if "kind" in answer else [])
             return answer
 
-        return whole(on_all(self.ranks, step)), heard
+        return whole(on_all(range(self.world), step)), heard
 
 
 class Scene:
@@ -197,7 +197,8 @@ class Scene:
         """The last lines of each daemon and its worker."""
         found = {}
         for node, daemon in enumerate(self.nodes.daemons):
-            assert daemon.process.stderr is not None
+            if daemon.process.stderr is None or daemon.process.stderr.closed:
+                continue
             os.set_blocking(daemon.process.stderr.fileno(), False)
             said = b""
             with contextlib.suppress(BlockingIOError):
@@ -210,8 +211,8 @@ class Scene:
 class OnCpus:
     """What the ranks of one daemon find on CPUs. They are threads of this process."""
 
-    def __init__(self, address: str, large: int) -> None:
-        self._address, self._large = address, large
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._ranks: dict[int, list[Program]] = {}
         self._declared: dict[int, dict[str, Any]] = {}
 
@@ -228,6 +229,10 @@ class OnCpus:
             whole(on_all(ranks, lambda rank: rank.declare(**declared)))
             self._declared[world] = declared
         return whole(on_all(ranks, lambda rank: rank.step(**arguments)))
+
+    def close(self) -> None:
+        for rank in itertools.chain(*self._ranks.values()):
+            rank.close()
 
 
 class Parts:
@@ -318,16 +323,18 @@ class Parts:
 
     @contextlib.contextmanager
     def _stopped(self, worker: int, job: Job, found: Found) -> Iterator[None]:
-        """The ranks are in a step while the worker stands still, until its deadline is over and they know."""
+        """The ranks are in a step while the worker of node 1 stands still, until its deadline is over and those of node
+        0 know; then the others hear of it, too."""
         os.kill(worker, signal.SIGSTOP)
         try:
             self._tell(job)
             began = time.monotonic()
             yield
-            found["heard"] = [rank.answer() for rank in job.ranks]
+            found["heard"] = [rank.answer() for rank in job.of_node(0)]
             found["heard_s"] = time.monotonic() - began
         finally:
             os.kill(worker, signal.SIGCONT)
+        found["heard"] += [rank.answer() for rank in job.of_node(1)]
         self._must_know(found)
 
     def killed(self, scene: Scene, found: Found) -> None:
@@ -337,8 +344,8 @@ class Parts:
         time.sleep(UNDER_WAY_S)
         began = time.monotonic()
         os.kill(workers[1], signal.SIGKILL)
-        heard = [rank.answer() for rank in job.ranks]
-        found |= {"heard": heard, "heard_s": time.monotonic() - began}
+        found["heard"] = [rank.answer() for rank in job.ranks]
+        found["heard_s"] = time.monotonic() - began
         self._must_know(found)
         self._rebuilt(scene, job, workers, found)
         must(found["workers"][1] == "replaced", f"a killed worker is still there: {workers[1]}")
@@ -369,7 +376,7 @@ class Parts:
         found["used_bytes"].append(scene.settled())
         seed = next(self._seeds)
         began = time.monotonic()
-        answers, heard = job.until_done(seed)
+        answers, heard = job.until_done(seed, found["heard"])
         found |= {"rebuilt_s": time.monotonic() - began, "heard_meanwhile": heard}
         self._must_be_right(job, seed, answers)
         for shape in self._options.shapes[1:]:
@@ -401,7 +408,7 @@ class Parts:
 
 def settings_of(node: int, options: argparse.Namespace) -> list[str]:
     own = {**SETTINGS, "NCCL_HOSTID": f"gradsync-node-{node}"}
-    return [f"{name}={value}" for name, value in own.items()] + options.env
+    return [*(f"{name}={value}" for name, value in own.items()), *options.env]
 
 
 def version_of(library: str) -> int | str:
@@ -454,53 +461,57 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    options = parse()
-    last = time.monotonic() + options.seconds
-    results: list[Found] = [
-        {"nccl": version_of(options.nccl), "max_ctas": options.max_ctas, "shapes": options.shapes}
-        | {"settings": [settings_of(node, options) for node in range(2)]}
-    ]
-    scene: Scene | None = None
+class Run:
+    """Part by part, on one scene as long as none fails."""
 
-    def took(name: str, seconds: float, part: Callable[[Scene, Found], None]) -> None:
-        nonlocal scene
-        found: Found = {"part": name}
+    def __init__(self, options: argparse.Namespace, parts: Parts) -> None:
+        self._options, self._parts = options, parts
+        self._last = time.monotonic() + options.seconds
+        self._scene: Scene | None = None
+        self.results: list[Found] = []
+
+    def say(self, found: Found) -> None:
+        self.results.append(found)
+        print(json.dumps(found), flush=True)
+        # After each: what was found survives a run that is ended early.
+        if self._options.json is not None:
+            self._options.json.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
+
+    def take(self, name: str, *about: str) -> None:
+        found: Found = {"part": " ".join((name, *about))}
         began = time.monotonic()
+        seconds = min(self._options.patience * PARTS[name], self._last - began)
         try:
-            with overdue_after(max(1.0, min(options.patience * seconds, last - began))):
-                scene = scene or Scene(options)
-                part(scene, found)
+            must(seconds > 1, "not reached: the time of all parts is used up")
+            with overdue_after(seconds):
+                self._scene = self._scene or Scene(self._options)
+                getattr(self._parts, name)(self._scene, *about, found)
         except ENDS as error:
             found["failed"] = f"{type(error).__name__}: {error}"
-            if scene is not None:
-                found["logs"] = scene.logs()
-                scene.close()
-                scene = None
-        results.append(found | {"took_s": time.monotonic() - began})
+            found["logs"] = {} if self._scene is None else self._scene.logs()
+            self.close()
+        self.say(found | {"took_s": time.monotonic() - began})
 
-    def say() -> None:
-        print(json.dumps(results[-1]), flush=True)
-        # After each: what was found survives a run that is ended early.
-        if options.json is not None:
-            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    def close(self) -> None:
+        if self._scene is not None:
+            self._scene.close()
+        self._scene = None
 
-    say()
-    with Daemon() as daemon:
-        parts = Parts(options, OnCpus(daemon.socket, options.large))
-        todo: list[tuple[str, float, Callable[[Scene, Found], None]]] = []
-        for name in options.parts:
-            if name == "sums":
-                todo += [
-                    (f"sums {shape}", PARTS[name], lambda scene, found, shape=shape: parts.sums(scene, shape, found))
-                    for shape in options.shapes
-                ]
-            else:
-                todo.append((name, PARTS[name], getattr(parts, name)))
-        for name, seconds, part in todo:
-            took(name, seconds, part)
-            say()
-    return 1 if any("failed" in result for result in results) else 0
+
+def main() -> int:
+    options = parse()
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        on_cpus = stack.enter_context(contextlib.closing(OnCpus(daemon.socket)))
+        run = stack.enter_context(contextlib.closing(Run(options, Parts(options, on_cpus))))
+        version = version_of(options.nccl)
+        run.say(
+            {"nccl": version, "max_ctas": options.max_ctas, "shapes": options.shapes}
+            | {"settings": [settings_of(node, options) for node in range(2)]}
+        )
+        for name in options.parts if isinstance(version, int) else ():
+            for about in [[shape] for shape in options.shapes] if name == "sums" else [[]]:
+                run.take(name, *about)
+    return 1 if isinstance(version, str) or any("failed" in result for result in run.results) else 0
 
 
 if __name__ == "__main__":

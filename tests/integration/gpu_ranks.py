@@ -315,6 +315,9 @@ class Program:
         self._grads = None
         return {}
 
+    def close(self) -> None:
+        self._client.close()
+
     def attach(self) -> dict[str, Any]:
         """Again, after `detach`."""
         self._job = self._client.attach(
