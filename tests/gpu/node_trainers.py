@@ -53,7 +53,7 @@ import gradsync
 Answers = list[dict[str, Any]]
 Found = dict[str, Any]
 
-PARTS = {"sums": 20.0, "crossing": 12.0, "abort": 20.0, "mapping": 20.0, "killed": 20.0, "end": 8.0}  # seconds, of each
+PARTS = {"sums": 25.0, "crossing": 12.0, "abort": 20.0, "mapping": 20.0, "killed": 20.0, "end": 8.0}  # seconds, of each
 DTYPES = ("float32", "bfloat16")
 LARGE = 1_000_003  # elements: several buckets, and no multiple of a vector
 PIECE = 2 << 20  # what gradsync.alloc_grad_buffer rounds up to
@@ -61,6 +61,7 @@ NORMS = 1e-6  # between those of sums that were added in different orders
 BACK = 64 << 20  # bytes that a driver may keep of a GPU
 CROSSINGS = 5
 UNDER_WAY_S = 0.3  # until what a rank was told has reached the GPU
+DECLARE_S = 10.0  # the deadline of a declaration: then it says why the epoch does not begin
 STEP_S = 2.0  # the deadline of the step in which a worker is stopped
 TOLD_S = 10.0  # and how much later the ranks have to know
 SETTINGS = {  # of NCCL, beside a name for each host: sockets alone
@@ -70,8 +71,9 @@ SETTINGS = {  # of NCCL, beside a name for each host: sockets alone
     "NCCL_RAS_ENABLE": "0",
     "NCCL_DEBUG": "WARN",
 }
-AGAIN = ("StepFailed", "UnknownBuffer", "StaleEpoch")  # behind these a rank declares again
 LOST = ("StepTimeout", "NodeLost", "StepFailed")
+AGAIN = ("StepFailed", "UnknownBuffer", "StaleEpoch", "NotDeclared")  # behind these a rank declares again
+ALONE = ("StepTimeout", "NodeLost", "RankLost", "StaleAttempt")  # behind these it does not
 ENDS = (Refused, AssertionError, OSError, ValueError, subprocess.SubprocessError, gradsync.GradsyncError)
 
 
@@ -88,6 +90,7 @@ class Job:
         count, per_node = map(int, shape.split("x"))
         self.world, self.per_node = count * per_node, per_node
         self.declared: dict[str, Any] | None = None
+        self._patience = options.patience
         over = (per_node, nodes.coordinator)
         self.ranks = [
             stack.enter_context(
@@ -105,27 +108,31 @@ class Job:
         ]
 
     def declare(self, **arguments: object) -> None:
-        told(self.ranks, "declare", device="cuda", **arguments)
+        told(self.ranks, "declare", device="cuda", timeout=self._patience * DECLARE_S, **arguments)
         self.declared = arguments
 
     def of_node(self, node: int) -> list[GpuRank]:
         return self.ranks[node * self.per_node : (node + 1) * self.per_node]
 
-    def until_done(self, seed: int, before: Answers | None = None) -> tuple[Answers, list[str]]:
+    def until_done(self, seed: int, heard: list[str], before: Answers | None = None) -> Answers:
         """As trainers do that compute the step again when it was lost, and declare again where they were told to, also
-        by the answers before; and the errors that they heard meanwhile."""
-        heard: list[str] = []
+        by the answers before. The errors that they hear meanwhile are added to `heard`."""
 
-        def step(number: int) -> dict[str, Any]:
-            answer = before[number] if before else {}
-            while "norm" not in answer:
-                if answer.get("kind") in AGAIN:
-                    self.ranks[number].order("declare", device="cuda", **(self.declared or {}))
-                answer = self.ranks[number].order("step", seed=seed, whole=True)
-                heard.extend([answer["kind"]] if "kind" in answer else [])
+        def hears(rank: GpuRank, do: str, **arguments: object) -> dict[str, Any]:
+            answer = rank.order(do, **arguments)
+            heard.extend([f"{do}: {answer['kind']}"] if "kind" in answer else [])
             return answer
 
-        return whole(on_all(range(self.world), step)), heard
+        def step(number: int) -> dict[str, Any]:
+            rank, answer = self.ranks[number], before[number] if before else {}
+            while "norm" not in answer:
+                must(answer.get("kind", AGAIN[0]) in AGAIN + ALONE, f"job {self.shape} cannot go on: {answer}")
+                if answer.get("kind") in AGAIN:
+                    hears(rank, "declare", device="cuda", **(self.declared or {}))
+                answer = hears(rank, "step", seed=seed, whole=True)
+            return answer
+
+        return whole(on_all(range(self.world), step))
 
 
 class Scene:
@@ -308,9 +315,11 @@ class Parts:
         with self._stopped(workers[1], job, found):
             pass
         first = found["heard"][0]["error"]
-        found["abort"] = "did not return within 3 s" if "did not stop" in first else "returned before the answer"
         must("node1" in first, f"the error does not name the node: {first}")
         self._rebuilt(scene, job, workers, found)
+        late = " after the ranks were told" if "did not stop" in first else ""
+        gone = found["workers"][0] == "replaced"
+        found["abort"] = "did not return, so the worker was replaced" if gone else f"returned{late}"
 
     def mapping(self, scene: Scene, found: Found) -> None:
         job, workers = self._small(scene, found)
@@ -376,14 +385,13 @@ class Parts:
         found["used_bytes"].append(scene.settled())
         seed = next(self._seeds)
         began = time.monotonic()
-        answers, heard = job.until_done(seed, found["heard"])
-        found |= {"rebuilt_s": time.monotonic() - began, "heard_meanwhile": heard}
-        self._must_be_right(job, seed, answers)
+        heard = found["heard_meanwhile"] = []
+        self._must_be_right(job, seed, job.until_done(seed, heard, found["heard"]))
+        found["rebuilt_s"] = time.monotonic() - began
         for shape in self._options.shapes[1:]:
-            other = scene.jobs[shape]
+            other, heard = scene.jobs[shape], []
             before = scene.status(0, other)["epoch"]
-            answers, heard = other.until_done(seed)
-            self._must_be_right(other, seed, answers)
+            self._must_be_right(other, seed, other.until_done(seed, heard))
             kept = scene.status(0, other)["epoch"] == before
             found.setdefault("others", {})[shape] = {"epoch": "kept" if kept else "another", "heard": heard}
         now = [scene.worker(node) for node in range(len(workers))]

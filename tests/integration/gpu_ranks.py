@@ -158,6 +158,7 @@ class Program:
         large: int = 0,
         halts: bool = False,
         dtype: str = "float32",
+        timeout: float = DEADLINE_S,
     ) -> dict[str, Any]:
         """`memory`: how it lies in a new allocation of this rank, which `keep` holds beside the arena; or "again".
 
@@ -179,7 +180,7 @@ class Program:
             tensors.append(rows)
             self._shapes["rows"] = ((8, 31), "float32")
         clip = gradsync.Clip(max_norm=1.0)
-        self._grads = self._job.declare(tensors, clip=clip, device=device, memory=given, timeout=DEADLINE_S)
+        self._grads = self._job.declare(tensors, clip=clip, device=device, memory=given, timeout=timeout)
         if not keep:
             self._beside = self._given = None
         return {"digest": self._grads.plan_digest}
