@@ -13,7 +13,6 @@ gpu_machine
 
 limited 90 gpu_bench "$programs/gpu_bench" --json "$out/gpu_bench.json"
 
-python=${PYTHON:-python3}
 if "$python" -c 'import torch' 2>/dev/null; then
   limited 150 gpu_bench_torch "$python" tests/gpu/bench_torch.py --library "$programs/libgpu_bench_library.so" \
     --json "$out/gpu_bench_torch.json"

@@ -21,7 +21,6 @@ export OUT=$folder/build/raw
 . scripts/gpu/programs.sh || exit
 libraries=$folder/build/gpu/lib
 kernels=$libraries/libgradsync_kernels.so
-python=${PYTHON:-python3}
 
 total=$((looks + packs))
 for name in "${parts[@]}"; do

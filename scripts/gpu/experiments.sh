@@ -17,7 +17,6 @@ if [ "${1:-}" = --limits ]; then
 fi
 OUT=${OUT:-build/gpu}
 . scripts/gpu/programs.sh
-python=${PYTHON:-python3}
 results=$out/experiments.jsonl
 log=$out/experiments.log
 end=$((SECONDS + ${BUDGET_SECONDS:-570}))

@@ -3,6 +3,7 @@
 # elsewhere (build/gpu/bin: linked statically but for the C library) or nvcc, CMake and Ninja.
 out=${OUT:-build/results/gpu}
 programs=${GPU_PROGRAMS:-build/gpu/bin}
+python=${PYTHON:-python3}
 mkdir -p "$out"
 # Where the toolkit puts nvcc, compute-sanitizer and ncu, which is not in every PATH.
 PATH=$PATH:/usr/local/cuda/bin
@@ -30,7 +31,7 @@ gpu_programs() {
   programs=build/gpu/bin
 }
 
-# The first file of that name in the packages that torch brings its libraries in, of `python`.
+# The first file of that name in the packages that torch brings its libraries in.
 library_of_torch() {
   "$python" - "$1" <<'PYTHON' 2>/dev/null
 import glob, sys
