@@ -53,7 +53,7 @@ import gradsync
 Answers = list[dict[str, Any]]
 Found = dict[str, Any]
 
-PARTS = {"sums": 25.0, "crossing": 12.0, "abort": 20.0, "mapping": 20.0, "killed": 20.0, "end": 8.0}  # seconds, of each
+PARTS = {"sums": 30.0, "crossing": 12.0, "abort": 20.0, "mapping": 20.0, "killed": 20.0, "end": 8.0}  # seconds, of each
 DTYPES = ("float32", "bfloat16")
 LARGE = 1_000_003  # elements: several buckets, and no multiple of a vector
 PIECE = 2 << 20  # what gradsync.alloc_grad_buffer rounds up to
@@ -61,7 +61,7 @@ NORMS = 1e-6  # between those of sums that were added in different orders
 BACK = 64 << 20  # bytes that a driver may keep of a GPU
 CROSSINGS = 5
 UNDER_WAY_S = 0.3  # until what a rank was told has reached the GPU
-DECLARE_S = 10.0  # the deadline of a declaration: then it says why the epoch does not begin
+DECLARE_S = 18.0  # the deadline of a declaration: then it says why the epoch does not begin
 STEP_S = 2.0  # the deadline of the step in which a worker is stopped
 TOLD_S = 10.0  # and how much later the ranks have to know
 SETTINGS = {  # of NCCL, beside a name for each host: sockets alone
@@ -457,7 +457,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--abort-ms", type=int, default=10_000)
     parser.add_argument("--told", type=float, default=TOLD_S, help="seconds after a step's deadline (default 10)")
     parser.add_argument("--back", type=int, default=BACK, help="bytes that may not come back (default 64 MiB)")
-    parser.add_argument("--seconds", type=float, default=65, help="for everything (default 65)")
+    parser.add_argument("--seconds", type=float, default=60, help="for all parts (default 60)")
     parser.add_argument("--patience", type=float, default=1, help="times as long for each part (default 1)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the daemons")
     parser.add_argument("--json", type=Path)
