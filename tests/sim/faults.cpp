@@ -135,6 +135,7 @@ bool World::duplicate_rank() {
   Trainer::Place place = any_trainer().place();
   place.node = random_.one_in(2) ? place.node : random_.below(daemons_.size());
   const auto twin = std::make_shared<Trainer>(*this, place);
+  twin->stays = trainers_.size() > 2;  // where two ranks are all, it would take steps that the other one then lacks
   twin->begin();
   clock_.after(Milliseconds(500), [twin] { twin->die(); });
   return true;
