@@ -25,7 +25,7 @@ namespace gradsync::device {
 
 /// Goes up with every change of a field, an alternative or their order. Supervisor and worker are one binary: another
 /// version is refused, never translated.
-inline constexpr std::uint16_t kLaneCodecVersion = 8;
+inline constexpr std::uint16_t kLaneCodecVersion = 9;
 
 struct LaneMessage {
   std::vector<std::byte> bytes;

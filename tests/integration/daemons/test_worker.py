@@ -12,7 +12,7 @@ import pytest
 from daemon import BINARY
 
 KINDS = {"command": 0, "report": 1}
-VERSION, UNLOAD_PLAN, FAILED = 8, 4, 9
+VERSION, UNLOAD_PLAN, FAILED = 9, 4, 9
 TIMEOUT_S = 60
 
 
