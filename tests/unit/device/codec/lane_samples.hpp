@@ -53,6 +53,11 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return equal;
 }
 
+template <typename T>
+bool same(const SharedList<T>& a, const SharedList<T>& b) {
+  return same(std::vector<T>(a.begin(), a.end()), std::vector<T>(b.begin(), b.end()));
+}
+
 template <typename T, std::size_t Size>
 bool same(const std::array<T, Size>& a, const std::array<T, Size>& b) {
   return a == b;
