@@ -15,8 +15,8 @@ class DeviceError : public std::runtime_error {
     Failed,
     Aborted,
     OutOfMemory,
-    DeviceLost,  ///< every later call on the device fails too, until this process has ended
-    WireLost,    ///< the connections of the plan are of no use any more
+    DeviceLost,   ///< every later call on the device fails too, until this process has ended
+    WireLost,     ///< the connections of the plan are of no use any more
     Unsupported,  ///< this machine cannot do what the plan asks for; the hint says what to change
   };
 

@@ -388,7 +388,8 @@ void fields(auto& archive, Same<FailedRow> auto& value) {
 }
 
 void fields(auto& archive, Same<Failed> auto& value) {
-  auto& [plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost, wire_lost, node, unsupported] = value;
+  auto& [plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost, wire_lost, node, unsupported] =
+      value;
   archive(plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost, wire_lost, node, unsupported);
 }
 

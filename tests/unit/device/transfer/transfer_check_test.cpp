@@ -59,7 +59,9 @@ TEST_F(TransferCheckTest, ranks_are_where_their_buffers_are) {
 }
 
 TEST_F(TransferCheckTest, each_bucket_has_its_transfer) {
-  EXPECT_THAT(refusal([](LanePlan& layout) { layout.nodes.transfers.own().pop_back(); }), HasSubstr("1 transfers are given"));
+  EXPECT_THAT(
+      refusal([](LanePlan& layout) { layout.nodes.transfers.own().pop_back(); }), HasSubstr("1 transfers are given")
+  );
   EXPECT_THAT(refusal([](LanePlan& layout) { first(layout).bucket = 1; }), HasSubstr("it is for bucket 1"));
   EXPECT_THAT(
       refusal([](LanePlan& layout) { first(layout).result = plan::DType::Float64; }), HasSubstr("gradients in float32")
