@@ -309,9 +309,12 @@ TEST_P(CommunicatorConformance, a_half_written_output_never_counts) {
   const TestGroup all = everyone(size());
   connect({all}, {all_reduce_of(all)});
   world.each([&](NcclMember& member) { begin_and_launch(member, all_reduce_of(all)); });
+  const std::vector<float> whole = sum_of(all.members);
+  // An abort takes from the others what they have not read yet.
   world.each([&](NcclMember& member) {
-    const std::vector<float> whole = sum_of(all.members);
     member.advance_until([&] { return output(member)[1] == whole[1]; }, "half of its sum");
+  });
+  world.each([&](NcclMember& member) {
     member.communicators().abort(kPlan, world.now);
     EXPECT_FALSE(member.await<Communicators::Operated>("its failure").done);
     (void)member.await<Communicators::Aborted>("the end of its abort");
