@@ -130,7 +130,7 @@ TEST(LaneCodec, names_what_is_wrong_with_a_head) {
   };
   EXPECT_THAT(refusal({}), HasSubstr("shorter than its head"));
   EXPECT_THAT(changed(0, 'g'), HasSubstr("does not begin like one"));
-  EXPECT_THAT(changed(4, std::uint16_t{kLaneCodecVersion + 1}), HasSubstr("it has version 9, this process reads"));
+  EXPECT_THAT(changed(4, std::uint16_t{kLaneCodecVersion + 1}), HasSubstr("it has version 10, this process reads"));
   EXPECT_THAT(changed(6, std::uint8_t{1}), HasSubstr("it has kind 1"));
   EXPECT_THAT(changed(7, std::uint8_t{std::variant_size_v<LaneCommand>}), HasSubstr("alternatives below 14"));
   EXPECT_THAT(changed(8, std::uint32_t{1}), HasSubstr("it says 1 descriptors, 0 came with it"));
