@@ -92,7 +92,9 @@ void FlightRecorder::on_reduced(std::uint64_t word, const device::Reduced& repor
     return;
   }
   BucketRecord& record = bucket(word, report.bucket);
-  record.lanes -= record.lanes > 0 ? 1 : 0;
+  if (record.lanes > 0) {
+    --record.lanes;
+  }
   if (record.lanes == 0) {
     record.done = now;
     record.state = BucketState::Reduced;
