@@ -56,7 +56,7 @@ attack=1
 stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd || attack=
 # From here on tests mostly wait for a time to pass.
 [ -z "${LONG:-}" ] || beside compute
-stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
+stage --name integration --cases --again=--last-failed --deadline 1800 -- "${quick[@]}" tests/integration
 if [ -n "$attack" ]; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
     "${fixed_addresses[@]}" "${quick[@]}" -m "$selection and not release" tests/attack
