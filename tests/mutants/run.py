@@ -229,7 +229,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "sites": (
         Check(
             "engine_tests",
-            unit("engine_tests", "--gtest_filter=*Site*:Planner*:Communicators*:Roster*:CoordinatorC*"),
+            unit("engine_tests", "--gtest_filter=*Site*:JobDevices*:Planner*:Communicators*:Roster*:CoordinatorC*"),
         ),
     ),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
