@@ -15,6 +15,8 @@ from gpu_ranks import GPUS, GpuRank, all_do, options
 from node_jobs import Nodes
 
 LIBRARY = Path(BINARY).parents[1] / "lib" / "libnccl_fake.so"
+UNDECLARED = ("StepFailed", "UnknownBuffer", "StaleEpoch")  # by which a rank hears that it has to declare again
+LOST = ("NodeLost", "RankLost", "StaleAttempt", "StepTimeout", "ConnectionLost")  # of a step alone
 ON_GPUS = options("--nccl-library", str(LIBRARY))
 
 
@@ -38,14 +40,16 @@ def declare(ranks: list[GpuRank]) -> None:
 def until_done(ranks: list[GpuRank], seed: int) -> list[dict[str, Any]]:
     """As trainers do, each for itself, that compute the step again when it was lost, and declare again where they are
     told to."""
-    end = time.monotonic() + 2 * DEADLINE_S  # a declaration that comes while others are in a step is made again
+    end = time.monotonic() + DEADLINE_S
 
     def until_it_is(rank: GpuRank) -> dict[str, Any]:
         answer: dict[str, Any] = {}
         while "norm" not in answer:
             assert time.monotonic() < end, answer
-            if answer.get("kind") in ("StepFailed", "UnknownBuffer", "StaleEpoch", "NotDeclared"):
+            if answer.get("kind") in UNDECLARED:
                 rank.order("declare", device="cuda")
+            else:
+                assert not answer or answer["kind"] in LOST, answer
             answer = rank.order("step", seed=seed, whole=True)
         return answer
 

@@ -213,15 +213,39 @@ def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Gra
     daemon.restart()
     daemon.wait_for("job.attach", 2)
     daemon.script["gradients.declare"] = refuse
+    grads.ready("a")
+    grads.mark_unused("b")
     with pytest.raises(DeclareTimeout, match="rank 1"):
-        grads.finish(ready="all", timeout=900)  # longer than every limit of the client's own
+        grads.finish(timeout=900)  # longer than every limit of the client's own
     left_ms = daemon.of("gradients.declare")[-1]["timeout_ms"]
     assert 600_000 < left_ms <= 900_000, "the caller's patience, less what has passed of it"
     assert daemon.of("buffers.release") == []
     assert daemon.of("job.detach") == []
     del daemon.script["gradients.declare"]
-    assert grads.finish(ready="all").step == 0
+    grads.ready("a")
+    grads.ready("b")
+    assert grads.finish().step == 0
     assert len(daemon.of("buffers.adopt")) == 1, "handed over already"
+
+
+def test_a_first_half_whose_second_cannot_be_asked_for_again_is_forgotten(
+    table: gradsync.ReducedGrads, daemon: FakeDaemon
+) -> None:
+    def refuse(params: dict[str, Any]) -> Any:
+        raise Fault("declare_timeout", "rank 1 did not declare in time")
+
+    for name in ("a", "b"):
+        table.write(name, Row.of([3.0]))
+    table.compute_norm()
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    daemon.script["gradients.declare"] = refuse
+    with pytest.raises(DeclareTimeout):
+        table.apply_clip()
+    del daemon.script["gradients.declare"]
+    for name in ("a", "b"):
+        table.write(name, Row.of([3.0]))
+    assert table.finish().step == 0
 
 
 def test_a_record_that_cannot_be_fetched_costs_nothing_but_the_next_restart(

@@ -190,7 +190,11 @@ class Declared(ABC):
             left = _rest(timeout, began)
 
     def _come_back(self, timeout: float | None) -> None:
-        reply = self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
+        try:
+            reply = self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
+        except RpcError:
+            self._reset()  # as after any step that failed: the caller computes it again
+            raise
         self.check = bool(reply.get("check", True))
 
     def _on_failure(self, error: RpcError) -> None:
