@@ -329,3 +329,13 @@ def test_an_error_names_its_page_and_a_slip_the_nearest_kind() -> None:
     assert "did you mean rank_lost?" in slip.stderr
     assert "did you mean rank_in_use, rank_lost?" in run_command("explain", "rank_").stderr
     assert "gradsyncd explain lists them" in run_command("explain", "42").stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("blackbox", "analyze"), ("blackbox", "trace"), ("plan", "check"), ("policy", "replay", "--policy", "percentile")],
+)
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, command: tuple[str, ...]) -> None:
+    said = run_command(*command, str(tmp_path))
+    assert said.returncode == 64, said
+    assert f"cannot read {tmp_path}: Is a directory" in said.stderr

@@ -3,12 +3,11 @@
 #include "app/blackbox/flight_text.hpp"
 #include "app/cli/commands.hpp"
 #include "app/cli/exit_code.hpp"
+#include "app/cli/offline/named_file.hpp"
 #include "app/config/settings.hpp"
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -27,13 +26,13 @@ int refuse(const Error& error) {
 std::variant<std::vector<NamedDump>, int> read_dumps(const std::vector<std::string>& files) {
   std::vector<NamedDump> dumps;
   for (const std::string& name : files) {
-    std::ifstream file(name, std::ios::binary);
-    if (!file) {
-      complain(
-          fmt::format("cannot read {}: {}", name, std::strerror(errno)),
-          "dumps of the flight recorder lie in blackbox.folder of each daemon; `gradsyncd rpc blackbox.dump` writes "
-          "them"
-      );
+    std::ifstream file;
+    if (!open_to_read(
+            file,
+            name,
+            "dumps of the flight recorder lie in blackbox.folder of each daemon; `gradsyncd rpc blackbox.dump` writes "
+            "them"
+        )) {
       return static_cast<int>(kExitUsage);
     }
     Result<rpc::DumpFile> dump = rpc::read_dump_file(file);

@@ -1,4 +1,5 @@
 #include "app/cli/exit_code.hpp"
+#include "app/cli/offline/named_file.hpp"
 #include "app/config/settings.hpp"
 #include "base/error_page.hpp"
 #include "base/text/text.hpp"
@@ -12,8 +13,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 
@@ -141,15 +140,13 @@ int execute(const PlanCheckCommand& command) {
   }
   plan::BucketSizes sizes = bucket_sizes(configuration->options.engine);
   std::ifstream file;
-  if (command.file != "-") {
-    file.open(command.file);
-    if (!file) {
-      complain(
-          fmt::format("cannot read {}: {}", command.file, std::strerror(errno)),
+  if (command.file != "-" &&
+      !open_to_read(
+          file,
+          command.file,
           "write the file with save_declaration() of the Python client, or pass - for standard input"
-      );
-      return kExitUsage;
-    }
+      )) {
+    return kExitUsage;
   }
   const Result<plan::Plan> plan = plan_of(command.file == "-" ? std::cin : file, sizes);
   if (plan.has_error()) {

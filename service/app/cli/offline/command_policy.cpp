@@ -1,5 +1,6 @@
 #include "app/cli/commands.hpp"
 #include "app/cli/exit_code.hpp"
+#include "app/cli/offline/named_file.hpp"
 #include "app/config/settings.hpp"
 #include "app/replay/policy_replay.hpp"
 
@@ -7,9 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 
@@ -103,11 +102,6 @@ int refuse(const Error& error, int exit_code) {
   return exit_code;
 }
 
-int refuse_file(const std::string& verb, const std::string& file, const char* hint) {
-  complain(fmt::format("cannot {} {}: {}", verb, file, std::strerror(errno)), hint);
-  return kExitUsage;
-}
-
 }  // namespace
 
 int execute(const PolicyReplayCommand& command) {
@@ -120,13 +114,9 @@ int execute(const PolicyReplayCommand& command) {
     policies.push_back(std::move(*policy));
   }
   std::ifstream file;
-  if (command.file != "-") {
-    file.open(command.file);
-    if (!file) {
-      return refuse_file(
-          "read", command.file, "write it with JsonlTracker(path, every=1), or pass - for standard input"
-      );
-    }
+  if (command.file != "-" &&
+      !open_to_read(file, command.file, "write it with JsonlTracker(path, every=1), or pass - for standard input")) {
+    return kExitUsage;
   }
   const Result<NormTrace> trace =
       read_norm_trace(command.file == "-" ? std::cin : file, command.key, command.clip_group);
