@@ -266,6 +266,7 @@ class Job {
   void perform(LinksFailed& event);
   [[nodiscard]] Error wire_error(const device::Failed& report) const;
   [[nodiscard]] Error communicator_error(const device::Failed& report) const;
+  void fail_load(const Error& error);
   void perform(BeginEpoch& event);
   void perform(EpochEnded& event);
   void perform(EpochRefused& event);

@@ -3,6 +3,8 @@
 #include "base/assert.hpp"
 #include "engine/job/job.hpp"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -55,7 +57,7 @@ void Job::perform(const LoadPlan&) {
   const Result<void> placed = record ? use_collectives(*prepared_) : record.error();
   fresh_communicators_ = true;  // until the epoch begins
   if (!placed) {
-    perform(epochs_.on_load_failed(placed.error()));
+    fail_load(placed.error());
     return;
   }
   EpochPlan& loading = active_.emplace();
@@ -143,10 +145,10 @@ void Job::on_connected(device::PlanId plan) {
 
 void Job::on_load_failed(const device::Failed& report) {
   if (report.wire_lost) {
-    perform(epochs_.on_load_failed(communicator_error(report)));
+    fail_load(communicator_error(report));
     return;
   }
-  perform(epochs_.on_load_failed(make_error(
+  fail_load(make_error(
       report.out_of_memory                         ? ErrorCode::InsufficientMemory
       : report.buffer != 0 && !report.hint.empty() ? ErrorCode::ImportRefused
       : report.lane_lost                           ? ErrorCode::StepFailed
@@ -156,7 +158,21 @@ void Job::on_load_failed(const device::Failed& report) {
       !report.hint.empty()   ? report.hint
       : report.out_of_memory ? "give the daemon's cgroup more memory"
                              : "see the daemon's log"
-  )));
+  ));
+}
+
+/// The ranks that hear of it may have ended before somebody reads it.
+void Job::fail_load(const Error& error) {
+  if (epochs_.loads()) {
+    spdlog::warn(
+        "epoch does not begin job={} epoch={} kind={} reason=\"{}\"",
+        identity_.name,
+        epochs_.epoch(),
+        kind_of(error.code),
+        error.message
+    );
+  }
+  perform(epochs_.on_load_failed(error));
 }
 
 }  // namespace gradsync::engine

@@ -98,7 +98,7 @@ void Job::perform(PoliciesGiven& event) {
     return;
   }
   if (const Result<void> taken = policies_.take_given(event.state); !taken) {
-    perform(epochs_.on_load_failed(taken.error()));
+    fail_load(taken.error());
     return;
   }
   tell_ready();
@@ -139,7 +139,7 @@ Error Job::wire_error(const device::Failed& report) const {
 
 void Job::perform(LinksFailed& event) {
   if (event.epoch == epochs_.epoch()) {
-    perform(epochs_.on_load_failed(event.error));
+    fail_load(event.error);
   }
 }
 

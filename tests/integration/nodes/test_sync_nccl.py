@@ -191,9 +191,11 @@ def test_a_node_whose_gradients_travel_otherwise_is_refused_with_both_settings(t
     ("library", "wrong"), [("/nowhere/libnccl.so.2", "cannot be loaded"), (str(LIBRARY), "is NCCL 2.28.7")]
 )
 def test_a_library_that_cannot_be_used_is_named_when_a_plan_needs_it(tmp_path: Path, library: str, wrong: str) -> None:
-    named = ("--nccl-cpu-gradients", "nccl", "--nccl-library", library)
+    libraries = {node: ("--nccl-library", name) for node, name in enumerate((str(LIBRARY), library))}
     with (
-        Nodes(tmp_path, 2, *named, before=with_faults("", "22807")) as nodes,
+        Nodes(
+            tmp_path, 2, "--nccl-cpu-gradients", "nccl", more=libraries, before={1: with_faults("", "22807")}
+        ) as nodes,
         job_over(nodes, 1, kind=with_layout(one)) as ranks,
     ):
         for refused in on_all(ranks, SyncRank.declare):
@@ -201,6 +203,9 @@ def test_a_library_that_cannot_be_used_is_named_when_a_plan_needs_it(tmp_path: P
             assert library in str(refused)
             assert wrong in str(refused)
             assert "[nccl] library" in str(refused)
+        logged = nodes.daemons[1].wait_for_log("epoch does not begin job=job ")["msg"]
+        assert library in logged
+        assert wrong in logged
 
 
 def test_gradients_of_cpus_need_a_library_that_was_named() -> None:
