@@ -203,6 +203,7 @@ class EpochMachine {
   bool redeclare_ = false;                 ///< every rank has to declare before the next commit
   std::optional<Error> ending_;            ///< Ending: why
   std::optional<Error> ended_;             ///< why the epoch before this one ended
+  std::string not_begun_;                  ///< what another node said why the last epoch that formed did not begin
   std::optional<TimePoint> suspended_;     ///< since when declare deadlines stand still, for a paused rank
   std::int64_t steps_ = 0;
   bool halted_ = false;

@@ -286,6 +286,7 @@ EpochActions EpochMachine::on_ended(TimePoint now, const Error& error) {
   if (told_ && state_ == State::Committed) {
     fail_attempt(error, actions);
   } else if (told_ && !ending_) {
+    not_begun_ = error.message;
     cancel(actions);
     try_form(actions);
   }
@@ -382,6 +383,7 @@ EpochActions EpochMachine::on_begin() {
   state_ = State::Committed;
   digest_ = std::exchange(loading_, {});
   redeclare_ = false;
+  not_begun_.clear();
   steps_ = 0;
   actions.emplace_back(CommitPlan{keeps});
   for (auto& [rank, seat] : roster_) {
@@ -399,7 +401,13 @@ void EpochMachine::time_out(TimePoint now, std::int64_t rank, const Lacking& lac
   const double waited_s = seconds(now - roster_[rank].call->since);
   Error error = make_error(
       ErrorCode::DeclareTimeout,
-      fmt::format("not all ranks declared within {:.1f} s: {}", waited_s, lacking.words),
+      fmt::format(
+          "not all ranks declared within {:.1f} s: {}{}{}",
+          waited_s,
+          lacking.words,
+          not_begun_.empty() ? "" : "; the epoch that formed meanwhile did not begin: ",
+          not_begun_
+      ),
       "look why these ranks do not reach gradients.declare, or raise the timeout"
   );
   error.job = job_;
