@@ -99,14 +99,14 @@ EPOCH = (
     machine(
         "begins-before-others-have-loaded",
         "A word to begin is taken while the lane of this node has no plan.",
-        "epoch_machine_form.cpp",
+        "epoch_machine_told.cpp",
         "  if (state_ != State::Joining) {\n",
         "  if (state_ != State::Joining && state_ != State::Loading) {\n",
     ),
     machine(
         "what-others-prepare-early-is-lost",
         "Other nodes were quiet first, and wait for a node that has forgotten their epoch.",
-        "epoch_machine_form.cpp",
+        "epoch_machine_told.cpp",
         "    prepared_ = epoch;  // other nodes are quiet already\n",
         "",
     ),
@@ -120,14 +120,14 @@ EPOCH = (
     machine(
         "an-end-by-others-takes-declarations-back",
         "Other nodes hear that what ranks here declared counts no more, and wait for them.",
-        "epoch_machine_form.cpp",
+        "epoch_machine_told.cpp",
         "    fail_attempt(error, actions);\n  } else if (told_ && !ending_) {\n",
         "    end_epoch(error, actions);\n  } else if (told_ && !ending_) {\n",
     ),
     machine(
         "survivors-wait-under-an-old-number",
         "The epoch gets a higher number than survivors were told, and nobody says so to their step calls.",
-        "epoch_machine_form.cpp",
+        "epoch_machine_told.cpp",
         "      actions.emplace_back(FailStepCalls{error});\n      actions.emplace_back(FormEpoch{error.message});\n",
         "      actions.emplace_back(FormEpoch{error.message});\n",
     ),
