@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync._audit._findings import RankFindings, Step, read_ranks
 from gradsync._injected import _hooks
-from gradsync.torch._audit import _model, _recorder
+from gradsync.torch._audit import _recorder
 from gradsync.torch._audit._model import Hints
 
 clip, total, apply = nn.utils.clip_grad_norm_, nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_
@@ -46,10 +46,8 @@ class Script:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Script]]:
     monkeypatch.setattr(_recorder, "_declaration", None)
-    all_of, of_others = _model.living_optimizers, _model.living_optimizers()  # of tests that ran before in this process
-    mine = lambda: [one for one in all_of() if not any(one is other for other in of_others)]  # noqa: E731
-    monkeypatch.setattr(_model, "living_optimizers", mine)
     made: list[Script] = []
+    gc.freeze()  # a look at all objects passes over those of tests that ran before in this process
 
     def script(*args: Any, **kwargs: Any) -> Script:
         made.append(Script(tmp_path, *args, **kwargs))
@@ -60,6 +58,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         one.recorder.close()
     _hooks.end()
     gc.collect()
+    gc.unfreeze()
 
 
 def model(*widths: int) -> nn.Sequential:
