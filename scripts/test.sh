@@ -42,10 +42,7 @@ compute() {
     echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
   elif stage --name cuda-build --deadline 3600 -- scripts/build.sh cuda-release; then
     stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
-    # What is carried to a machine with a GPU must start there.
-    if [ -n "${LONG:-}" ] && stage --name gpu-bundle --deadline 3600 -- scripts/gpu/bundle.sh; then
-      stage --name gpu-bundle-tests --cases --deadline 600 -- "${tests[@]}" -p no:cacheprovider tests/gpu
-    fi
+    [ -z "${LONG:-}" ] || stage --name gpu-bundle --deadline 3600 -- scripts/gpu/bundle.sh
   fi
   stage --name fuzz --cases --deadline 5400 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 }
@@ -75,6 +72,9 @@ if [ -n "${LONG:-}" ]; then
     stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
   fi
   joined # what is compiled next is compiled by several stages
+  # What is carried to a machine with a GPU must start there.
+  [ ! -f build/gpu/bundle.tar.gz ] || stage --name gpu-bundle-tests --cases --deadline 600 -- \
+    "${tests[@]}" -p no:cacheprovider tests/gpu
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist-deb --deadline 600 -- scripts/deb.sh
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist

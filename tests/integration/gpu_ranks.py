@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from daemon import BINARY, DEADLINE_S, clean_environment
+from warm_python import WarmProcess
 
 import gradsync
 from gradsync._gpu._driver import driver
@@ -76,13 +76,16 @@ class GpuRank:
         **env: str,
     ) -> None:
         """`over`: how many ranks its node has, and where the coordinator is, of a job over several nodes."""
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, address, job, str(rank), str(world), *map(str, over or ())],
-            env=clean_environment(**{"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": gpu, **env}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        to_rank, orders = os.pipe()
+        answers, from_rank = os.pipe()
+        self._process = WarmProcess(
+            [__file__, address, job, str(rank), str(world), *map(str, over or ())],
+            clean_environment(**{"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": gpu, **env}),
+            (to_rank, from_rank, sys.stderr.fileno()),
         )
+        os.close(to_rank)
+        os.close(from_rank)
+        self._orders, self._answers = open(orders, "w"), open(answers)  # noqa: SIM115
         self.pid = self._process.pid
 
     def __enter__(self) -> GpuRank:
@@ -92,24 +95,21 @@ class GpuRank:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._process.close()
+        with contextlib.suppress(BrokenPipeError):  # an order that nobody read
+            self._orders.close()
+        self._answers.close()
 
     def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        self._process.kill()
         self._process.wait(DEADLINE_S)
 
     def tell(self, do: str, **arguments: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
+        self._orders.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._orders.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         assert line, "the rank ended"
         answer: dict[str, Any] = json.loads(line)
         return answer

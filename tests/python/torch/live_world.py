@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
+
+from warm_python import WarmProcess
 
 DEADLINE_S = 300.0
 Results = list[dict[str, Any]]
@@ -32,22 +36,29 @@ def run_live(script: str, world_size: int, address: str, folder: Path) -> Live:
     """`script rank world_size folder` on every rank, all at once."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GRADSYNC_", "TORCHELASTIC"))}
     path = str(Path(__file__).parent / script)
-    with contextlib.ExitStack() as logs:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, path, str(rank), str(world_size), str(folder)],
-                env={**kept, "GRADSYNC_ADDRESS": address, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
-                stdout=subprocess.DEVNULL,
-                stderr=logs.enter_context((folder / f"log.{rank}").open("w")),
-            )
+    run_ranks(
+        [[path, str(rank), str(world_size), str(folder)] for rank in range(world_size)],
+        [
+            {**kept, "GRADSYNC_ADDRESS": address, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
             for rank in range(world_size)
-        ]
+        ],
+        folder,
+    )
+    return Live(folder, world_size)
+
+
+def run_ranks(arguments: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], folder: Path) -> None:
+    """A process for each, which has to end with 0; its standard error is `folder`/log.N."""
+    with contextlib.ExitStack() as open_files:
+        nothing = open_files.enter_context(open(os.devnull, "r+"))
+        processes = []
+        for rank, (of_rank, env) in enumerate(zip(arguments, environments, strict=True)):
+            log = open_files.enter_context((folder / f"log.{rank}").open("w"))
+            processes.append(WarmProcess(of_rank, env, (nothing.fileno(), nothing.fileno(), log.fileno())))
+            open_files.callback(processes[-1].close)
         try:
-            for rank, process in enumerate(ranks):
+            for rank, process in enumerate(processes):
                 assert process.wait(DEADLINE_S) == 0, (folder / f"log.{rank}").read_text()[-3000:]
         finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                process.wait(DEADLINE_S)
-    return Live(folder, world_size)
+            for process in processes:
+                process.kill()

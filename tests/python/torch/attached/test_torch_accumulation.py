@@ -10,7 +10,6 @@ import contextlib
 import copy
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a script, by DDP's ranks
+from live_world import DEADLINE_S, run_ranks
 from models import assert_close, assert_same_bits, weights
 
 import gradsync
@@ -32,8 +32,7 @@ import gradsync
 WORDS, WIDTH, BLOCKS = 11, 6, 3
 RANKS = 2
 STEPS = 5
-JOIN_S = 250.0
-pytestmark = pytest.mark.timeout(JOIN_S + 50)  # the first test waits for DDP's ranks
+pytestmark = pytest.mark.timeout(DEADLINE_S)  # the first test waits for DDP's ranks
 Gradients = dict[str, torch.Tensor | None]
 
 
@@ -315,22 +314,10 @@ def by_ddp(rank: int, accumulate: int) -> list[Gradients]:
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[Gradients]]]:
     folder = tmp_path_factory.mktemp("ddp")
-    with contextlib.ExitStack() as logs:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(folder)],
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-                stderr=logs.enter_context((folder / f"log.{rank}").open("w")),
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            for rank, process in enumerate(processes):
-                assert process.wait(JOIN_S) == 0, (folder / f"log.{rank}").read_text()[-3000:]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait(JOIN_S)
+    ranks = [str(rank) for rank in range(RANKS)]
+    run_ranks(
+        [[__file__, rank, str(folder)] for rank in ranks], [{**os.environ, "GLOO_SOCKET_IFNAME": "lo"}] * RANKS, folder
+    )
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
