@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -23,6 +25,15 @@ def clean_environment(**extra: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GRADSYNC_")}
     kept.pop("XDG_RUNTIME_DIR", None)
     return {**kept, **extra}
+
+
+def free_port() -> int:
+    """A port that nobody listens on, at any address. It is below those that the system hands out, so that no other test
+    gets it before it is used."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", random.SystemRandom().randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])
 
 
 def run_command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from daemon import DEADLINE_S, Daemon
+from daemon import DEADLINE_S, Daemon, free_port
 from ranks_in_threads import on_all, whole
 
 import gradsync
@@ -25,12 +24,6 @@ from gradsync.errors import ConnectionLost, NodeLost, RankLost, StaleAttempt, St
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 MAX_NORM = 1.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        return int(probe.getsockname()[1])
 
 
 class Nodes:

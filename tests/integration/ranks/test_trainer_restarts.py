@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a script, by elastic agents
 
-from daemon import DEADLINE_S, TIMES, Daemon, clean_environment
+from daemon import DEADLINE_S, TIMES, Daemon, clean_environment, free_port
 
 import gradsync
 from gradsync import Partial, Replicate, Tensor
@@ -102,13 +101,6 @@ def test_a_killed_trainer_is_attached_again_at_once() -> None:
             second = standby
         second.kill()
     print(f"attached again after {max(took):.4f} s at most of {TIMES}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def elastic_rank() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon import BINARY, DEADLINE_S, clean_environment
-from node_jobs import TOKEN, free_port
+from daemon import BINARY, DEADLINE_S, clean_environment, free_port
+from node_jobs import TOKEN
 
 DOCUMENTS = Path(__file__).parents[4] / "docs"
 
