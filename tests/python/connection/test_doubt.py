@@ -10,7 +10,7 @@ from fake_daemon import NO_REPLY, FakeDaemon, Fault, report
 
 import gradsync
 from gradsync import Row, Tensor
-from gradsync.errors import ConnectionLost, ProtocolError, StepInDoubt
+from gradsync.errors import ConnectionLost, DeclareTimeout, ProtocolError, StepInDoubt
 
 TENSORS = [Tensor("a", (4,)), Tensor("b", (4,))]
 ROW = Row(30.0, maximum=4.0, fingerprint=7)
@@ -170,3 +170,30 @@ def test_an_observer_that_comes_back_by_itself_remembers_the_step(
     daemon.wait_for("job.attach", 3)
     table.come_back()
     assert daemon.of("gradients.declare")[-1]["last_done"] == {"epoch": 1, "attempt": 0}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_gradients_that_were_computed_anew_over_a_result_are_not_taken_for_it(
+    job: gradsync.Job, daemon: FakeDaemon, anew: bool
+) -> None:
+    def refuse(params: dict[str, Any]) -> Any:
+        raise Fault("declare_timeout", "rank 1 did not declare in time")
+
+    daemon.keeps_records = True
+    grads = job.declare(TENSORS)
+    for tensor in TENSORS:
+        grads.ready(tensor.name)
+    dies_behind_its_vote(daemon, "step.finish", refuse)
+    with pytest.raises(DeclareTimeout):
+        grads.finish()
+    daemon.script["gradients.declare"] = says(daemon, "done")
+    if not anew:
+        assert grads.finish().norm == 3.5
+        return
+    for tensor in TENSORS:
+        grads.ready(tensor.name)
+    with pytest.raises(StepInDoubt, match="go on from a checkpoint"):
+        grads.finish()
+    for tensor in TENSORS:
+        grads.ready(tensor.name)
+    assert grads.finish().step == 1

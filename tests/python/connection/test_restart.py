@@ -18,7 +18,15 @@ import gradsync
 from gradsync import Row, Tensor, _job
 from gradsync._step import _declaring, _reconnect
 from gradsync._transport import _channel, _connection
-from gradsync.errors import CallTimeout, ClipRaised, ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
+from gradsync.errors import (
+    AccumulationError,
+    CallTimeout,
+    ClipRaised,
+    ConnectionLost,
+    DeclareTimeout,
+    StaleEpoch,
+    UsageError,
+)
 
 TENSORS = [Tensor("a", (4,), weight_fingerprint="1" * 16), Tensor("b", (4,), weight_fingerprint="2" * 16)]
 
@@ -206,46 +214,88 @@ def test_another_plan_is_refused(grads: gradsync.Grads, daemon: FakeDaemon, job:
     assert daemon.of("step.finish") == []
 
 
-def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+def refuses_to_declare(daemon: FakeDaemon) -> None:
     def refuse(params: dict[str, Any]) -> Any:
         raise Fault("declare_timeout", "rank 1 did not declare in time")
 
     daemon.restart()
     daemon.wait_for("job.attach", 2)
     daemon.script["gradients.declare"] = refuse
+
+
+def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    refuses_to_declare(daemon)
     grads.ready("a")
     grads.mark_unused("b")
-    with pytest.raises(DeclareTimeout, match="rank 1"):
-        grads.finish(timeout=900)  # longer than every limit of the client's own
+    for _ in range(2):
+        with pytest.raises(DeclareTimeout, match="rank 1"):
+            grads.finish(timeout=900)  # longer than every limit of the client's own
     left_ms = daemon.of("gradients.declare")[-1]["timeout_ms"]
     assert 600_000 < left_ms <= 900_000, "the caller's patience, less what has passed of it"
     assert daemon.of("buffers.release") == []
     assert daemon.of("job.detach") == []
     del daemon.script["gradients.declare"]
-    grads.ready("a")
-    grads.ready("b")
     assert grads.finish().step == 0
+    assert daemon.of("step.finish")[-1]["unused"] == [1]
     assert len(daemon.of("buffers.adopt")) == 1, "handed over already"
+    grads.ready("a")
+    with pytest.raises(AccumulationError):
+        grads.ready("a")
 
 
-def test_a_first_half_whose_second_cannot_be_asked_for_again_is_forgotten(
-    table: gradsync.ReducedGrads, daemon: FakeDaemon
+@pytest.mark.parametrize("first", ["ready", "mark_unused"])
+def test_behind_a_refused_declaration_the_step_may_be_computed_anew(
+    grads: gradsync.Grads, daemon: FakeDaemon, first: str
 ) -> None:
-    def refuse(params: dict[str, Any]) -> Any:
-        raise Fault("declare_timeout", "rank 1 did not declare in time")
+    refuses_to_declare(daemon)
+    grads.ready("a")
+    grads.mark_unused("b")
+    with pytest.raises(DeclareTimeout):
+        grads.finish()
+    del daemon.script["gradients.declare"]
+    if first == "ready":
+        grads.ready("a")
+        grads.ready("b")
+    else:
+        grads.mark_unused("b")
+        grads.ready("a")
+    with pytest.raises(AccumulationError):
+        grads.ready("a")
+    assert grads.finish().step == 0
+    assert daemon.of("step.finish")[-1].get("unused", []) == ([] if first == "ready" else [1])
 
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_half_that_could_not_be_asked_for_may_be_made_again_or_the_step_computed_anew(
+    table: gradsync.ReducedGrads, daemon: FakeDaemon, again: bool
+) -> None:
     for name in ("a", "b"):
         table.write(name, Row.of([3.0]))
     table.compute_norm()
-    daemon.restart()
-    daemon.wait_for("job.attach", 2)
-    daemon.script["gradients.declare"] = refuse
+    refuses_to_declare(daemon)
     with pytest.raises(DeclareTimeout):
         table.apply_clip()
     del daemon.script["gradients.declare"]
-    for name in ("a", "b"):
-        table.write(name, Row.of([3.0]))
-    assert table.finish().step == 0
+    if again:
+        assert table.apply_clip().step == 0
+    else:
+        for name in ("a", "b"):
+            table.write(name, Row.of([3.0]))
+        assert table.finish().step == 0
+
+
+def test_a_state_that_could_not_be_asked_for_forgets_nothing_of_the_step(
+    grads: gradsync.Grads, daemon: FakeDaemon
+) -> None:
+    refuses_to_declare(daemon)
+    grads.ready("a")
+    with pytest.raises(DeclareTimeout):
+        grads.state_dict()
+    del daemon.script["gradients.declare"]
+    with pytest.raises(AccumulationError):
+        grads.ready("a")
+    grads.ready("b")
+    assert grads.finish().step == 0
 
 
 def test_a_record_that_cannot_be_fetched_costs_nothing_but_the_next_restart(

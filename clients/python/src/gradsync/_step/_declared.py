@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradsync._policy_state import STATE_VERSION, check_state
 from gradsync._session._rank_session import SessionMoved
 from gradsync._tensor import Tensor
-from gradsync.errors import ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
+from gradsync.errors import CallTimeout, ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
 
 from ._report import StepReport, decode_fence, read_report
 from ._step_request import UNSET, Unset, max_norm_param, timeout_param
@@ -39,6 +39,7 @@ class Declared(ABC):
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
         self._first_half: dict[str, Any] | None = None  # the parameters of its compute_norm
+        self._repeatable = False  # the last call failed before it reached a daemon: call it, or compute the step, again
         self._finished_once = False
         self._retired = False
 
@@ -139,6 +140,8 @@ class Declared(ABC):
         """Whether this rank has said something of the step."""
 
     def _check_whole(self) -> None:
+        if self._repeatable:
+            self._half_done = None
         if self._half_done is not None:
             raise UsageError("compute_norm() left this step half done already; complete it by apply_clip()")
 
@@ -148,6 +151,7 @@ class Declared(ABC):
 
     def _reset(self) -> None:
         self._half_done = None
+        self._repeatable = False
 
     def _step_call(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         try:
@@ -179,22 +183,27 @@ class Declared(ABC):
                     self.check = bool(result.get("check_next", self.check))
                     return result
                 job.note_done(result["epoch"], result["attempt"])  # done by a call whose answer was not awaited
-            self._come_back(_rest(timeout, began))
+            try:
+                self._come_back(_rest(timeout, began))
+            except (RpcError, CallTimeout):
+                self._repeatable = self._repeatable or method != _EXPORT
+                raise
+            self._repeatable = False
             ruled = self._reconnect.ruled()
             if ruled is not None:
                 if method != _EXPORT:
-                    return ruled | {"next_epoch": job.epoch, "next_attempt": job.attempt}
+                    return self._ruled_done(ruled | {"next_epoch": job.epoch, "next_attempt": job.attempt})
                 job.note_done(ruled["epoch"], ruled["attempt"])
             if self._half_done is not None and method != "norm.compute":
                 self._call_through("norm.compute", self._first_half, _rest(timeout, began))
             left = _rest(timeout, began)
 
+    def _ruled_done(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """The result of a call that a daemon did not live to answer. Raises StepInDoubt where it is of no use here."""
+        return wire
+
     def _come_back(self, timeout: float | None) -> None:
-        try:
-            reply = self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
-        except RpcError:
-            self._reset()  # as after any step that failed: the caller computes it again
-            raise
+        reply = self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
         self.check = bool(reply.get("check", True))
 
     def _on_failure(self, error: RpcError) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradsync._tensor import Tensor
 from gradsync._wire_errors import local_error
-from gradsync.errors import NotReady
+from gradsync.errors import AccumulationError, NotReady, StepInDoubt
 
 from ._arena import Arena
 from ._buffer import Buffer
@@ -58,6 +58,7 @@ class Grads(Declared):
         self._unused: dict[int, None] = {}  # in this step, in the order in which they were marked
         self._unused_notified = 0
         self._micro_batch: int | None = None  # the last one that was said in this step
+        self._anew = False  # the step is computed again behind a call that could have been repeated
 
     # memory
 
@@ -105,7 +106,13 @@ class Grads(Declared):
         with self._lock:
             if self._retired:
                 self._check_open()
-            bucket = self._tracker.ready(index)
+            try:
+                bucket = self._tracker.ready(index)
+            except AccumulationError:
+                if not self._repeatable:
+                    raise
+                self._compute_anew()
+                bucket = self._tracker.ready(index)
             self._micro_batch = micro_batch
             if bucket is not None:
                 self._send_bucket(bucket, micro_batch)
@@ -119,6 +126,8 @@ class Grads(Declared):
         index = self.index_of(name)
         with self._lock:
             self._check_open()
+            if self._repeatable:
+                self._compute_anew()
             bucket = self._tracker.mark_unused(index)
             self._unused[index] = None
             if bucket is not None:
@@ -171,7 +180,8 @@ class Grads(Declared):
             NotReady: tensors are missing; nothing was sent and the step stays open.
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
             GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
-            RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
+            RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin. Where a
+                daemon was restarted, and other ranks did not come back in time, the same call may be made again, too.
         """
         self._check_whole()
         step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, max_norm, micro_batch)
@@ -224,12 +234,32 @@ class Grads(Declared):
         )
 
     def _reset(self) -> None:
-        super()._reset()
         with self._lock:
-            self._tracker.reset()
-            self._micro_batch = None
-            self._unused.clear()
-            self._unused_notified = 0
+            self._forget()
+            self._anew = False
+
+    def _forget(self) -> None:
+        """What was said of this step. The caller holds the lock."""
+        super()._reset()
+        self._tracker.reset()
+        self._micro_batch = None
+        self._unused.clear()
+        self._unused_notified = 0
+
+    def _compute_anew(self) -> None:
+        self._forget()
+        self._anew = True
+
+    def _ruled_done(self, wire: dict[str, Any]) -> dict[str, Any]:
+        if self._anew:
+            self._on_end(wire["step"], wire)
+            raise local_error(
+                StepInDoubt,
+                f"step {wire['step']} was done on all ranks, and this one has computed its gradients again since: they "
+                "lie where the reduced ones were",
+                "go on from a checkpoint, on all ranks",
+            )
+        return wire
 
     def _send_bucket(self, bucket: int, micro_batch: int | None) -> None:
         if self._wait_written is not None:
