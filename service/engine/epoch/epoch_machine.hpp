@@ -139,6 +139,9 @@ class EpochMachine {
   /// Why the epoch ends, while the attempt in flight still fails.
   [[nodiscard]] const std::optional<Error>& ending() const { return ending_; }
 
+  /// Why the last epoch that formed while ranks waited did not begin, in the words of another node; empty: none formed.
+  [[nodiscard]] const std::string& not_begun() const { return not_begun_; }
+
   [[nodiscard]] bool halted() const { return halted_; }
 
   /// The rank that has a declaration in the check with this ticket.
@@ -203,7 +206,7 @@ class EpochMachine {
   bool redeclare_ = false;                 ///< every rank has to declare before the next commit
   std::optional<Error> ending_;            ///< Ending: why
   std::optional<Error> ended_;             ///< why the epoch before this one ended
-  std::string not_begun_;                  ///< what another node said why the last epoch that formed did not begin
+  std::string not_begun_;                  ///< `not_begun()`
   std::optional<TimePoint> suspended_;     ///< since when declare deadlines stand still, for a paused rank
   std::int64_t steps_ = 0;
   bool halted_ = false;

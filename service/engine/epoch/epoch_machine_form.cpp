@@ -172,6 +172,9 @@ EpochActions EpochMachine::on_declared(TimePoint now, std::int64_t rank, const D
   EpochActions actions;
   Seat& seat = roster_[rank];
   cancel(actions);
+  if (!roster_.first_call()) {
+    not_begun_.clear();  // those who waited were told
+  }
   const bool was_committed = seat.declaration.committed;
   const bool ends = was_committed && !ending_ && !redeclare_;
   redeclare_ = redeclare_ || was_committed;
@@ -308,13 +311,7 @@ void EpochMachine::time_out(TimePoint now, std::int64_t rank, const Lacking& lac
   const double waited_s = seconds(now - roster_[rank].call->since);
   Error error = make_error(
       ErrorCode::DeclareTimeout,
-      fmt::format(
-          "not all ranks declared within {:.1f} s: {}{}{}",
-          waited_s,
-          lacking.words,
-          not_begun_.empty() ? "" : "; the epoch that formed meanwhile did not begin: ",
-          not_begun_
-      ),
+      fmt::format("not all ranks declared within {:.1f} s: {}", waited_s, lacking.words),
       "look why these ranks do not reach gradients.declare, or raise the timeout"
   );
   error.job = job_;

@@ -1,4 +1,4 @@
-// What other nodes say of the epoch that forms, or stands: AlonePeers says it at once where there are none.
+// What other nodes say of the epoch that forms, or stands. Where the job has one node, AlonePeers says it at once.
 
 #include "engine/epoch/epoch_machine.hpp"
 

@@ -54,8 +54,13 @@ void Job::name_other_nodes(EpochActions& due) const {
   const std::string elsewhere = peers_->waits_for();
   for (EpochAction& action : due) {
     auto* answer = std::get_if<AnswerDeclare>(&action);
-    if (!elsewhere.empty() && answer != nullptr && answer->error && answer->error->code == ErrorCode::DeclareTimeout) {
-      answer->error->message += fmt::format(" ({})", elsewhere);
+    if (answer == nullptr || !answer->error || answer->error->code != ErrorCode::DeclareTimeout) {
+      continue;
+    }
+    std::string& text = answer->error->message;
+    text += elsewhere.empty() ? "" : fmt::format(" ({})", elsewhere);
+    if (const std::string& reason = epochs_.not_begun(); !reason.empty()) {
+      text += "; an epoch that formed meanwhile did not begin: " + reason;
     }
   }
 }

@@ -161,7 +161,7 @@ void Job::on_load_failed(const device::Failed& report) {
   ));
 }
 
-/// The ranks that hear of it may have ended before somebody reads it.
+/// Logged too, because the ranks that are told may have ended.
 void Job::fail_load(const Error& error) {
   if (epochs_.loads()) {
     spdlog::warn(

@@ -18,7 +18,7 @@ from node_jobs import Nodes, job_over
 from ranks_in_threads import on_all, whole
 from sync_jobs import Layout, Part, SyncRank, check_sync, ddp, fsdp, hsdp, sync_again, with_layout
 
-from gradsync.errors import NodeLost, NodeRefused, PlanMismatch, StepFailed, UnsupportedPlacement
+from gradsync.errors import DeclareTimeout, NodeLost, NodeRefused, PlanMismatch, StepFailed, UnsupportedPlacement
 
 LIBRARY = Path(BINARY).parents[1] / "lib" / "libnccl_fake.so"
 WITH_NCCL = ("--nccl-cpu-gradients", "nccl", "--nccl-library", str(LIBRARY))
@@ -122,6 +122,19 @@ def test_an_error_that_comes_late_fails_the_step_by_name_and_the_next_epoch_has_
             assert "0, 1" in str(heard.result), "its ranks"
         sync_again(ranks, 1)
         assert ranks[0].client.status()["jobs"][0]["epoch"] > before
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_communicator_that_cannot_be_built_is_named_on_every_node(tmp_path: Path) -> None:
+    """The ranks of the node that finds it hear of it at once; those of the other, at the latest, when their time is
+    over."""
+    with (
+        Nodes(tmp_path, 2, *WITH_NCCL, before=with_faults("error rank=1 operation=1")) as nodes,
+        job_over(nodes, 1, kind=with_layout(one)) as ranks,
+    ):
+        for refused in on_all(ranks, lambda rank: rank.declare(timeout=5.0)):
+            assert isinstance(refused, NodeLost | DeclareTimeout), refused
+            assert "communicator dp:" in str(refused)
 
 
 @pytest.mark.parametrize("lost", [1, 0])
