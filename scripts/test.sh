@@ -38,6 +38,7 @@ stage --name kernels --cases --again=--last-failed --deadline 900 -- \
 
 # What compiles and computes, and needs nothing of the stages around it.
 compute() {
+  rm -f build/gpu/bundle.tar.gz
   if [ -z "$nvcc" ]; then
     echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
   elif stage --name cuda-build --deadline 3600 -- scripts/build.sh cuda-release; then
@@ -72,12 +73,12 @@ if [ -n "${LONG:-}" ]; then
     stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
   fi
   joined # what is compiled next is compiled by several stages
-  # What is carried to a machine with a GPU must start there.
-  [ ! -f build/gpu/bundle.tar.gz ] || stage --name gpu-bundle-tests --cases --deadline 600 -- \
-    "${tests[@]}" -p no:cacheprovider tests/gpu
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist-deb --deadline 600 -- scripts/deb.sh
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
+  # What is carried to a machine with a GPU must start there.
+  [ ! -f build/gpu/bundle.tar.gz ] || stage --name gpu-bundle-tests --cases --deadline 600 -- \
+    "${tests[@]}" -p no:cacheprovider tests/gpu
   not_run=${rare:+"tests marked rare (LONG=all make test), "}
 else
   not_run="tests marked long or training, loops for older vector units, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package, the images and the archive for GPU machines (LONG=1 make test), "

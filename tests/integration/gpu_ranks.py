@@ -81,7 +81,7 @@ class GpuRank:
         self._process = WarmProcess(
             [__file__, address, job, str(rank), str(world), *map(str, over or ())],
             clean_environment(**{"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": gpu, **env}),
-            (to_rank, from_rank, sys.stderr.fileno()),
+            (to_rank, from_rank, 2),
         )
         os.close(to_rank)
         os.close(from_rank)

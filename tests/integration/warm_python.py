@@ -1,12 +1,13 @@
-"""Starts Python scripts in processes that have torch imported already, which else takes most of the time of a short
-script: forks of one process that does nothing else.
+"""Starts Python scripts in processes that have torch imported already, which otherwise takes most of the time of a
+short script: forks of one process that does nothing else.
 
-A script sees what it would see if it was started anew: arguments, environment, folder, standard files, and its end. But
-what torch and numpy read from the environment when they are loaded is of the environment of the test.
+A script has the arguments, the environment, the folder and the standard files that it is given, and ends as any other.
+But what is read from the environment when Python starts, or torch and numpy are loaded, is that of the first test.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any
 
 __all__ = ["WarmProcess"]
 
-_MOST = 1 << 20  # bytes of one request
+_MOST = 1 << 17  # bytes of one request, which has to fit into the buffer of a socket
 _CODE = 4  # bytes of an exit code
 
 
@@ -40,15 +41,20 @@ class WarmProcess:
             answer, fds, _, _ = socket.recv_fds(server, 64, 2)
         assert fds, "the process that has torch imported has ended"
         self.pid = int(answer)
-        self._pidfd, self._code = fds
+        self._pidfd, self._told = fds
+        self._code: int | None = None
 
     def wait(self, timeout: float) -> int:
         """The exit code; below 0 the signal that ended it. Raises TimeoutError where it has not ended by then."""
-        poll = select.poll()
-        poll.register(self._code, select.POLLIN)
-        if not poll.poll(1000 * timeout):
-            raise TimeoutError(f"process {self.pid} has not ended within {timeout} s")
-        return int.from_bytes(os.read(self._code, _CODE), "little", signed=True)
+        if self._code is None:
+            poll = select.poll()
+            poll.register(self._told, select.POLLIN)
+            if not poll.poll(1000 * timeout):
+                raise TimeoutError(f"process {self.pid} has not ended within {timeout} s")
+            told = os.read(self._told, _CODE)
+            assert told, "the process that has torch imported has ended"
+            self._code = int.from_bytes(told, "little", signed=True)
+        return self._code
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -56,7 +62,7 @@ class WarmProcess:
 
     def close(self) -> None:
         os.close(self._pidfd)
-        os.close(self._code)
+        os.close(self._told)
 
 
 _LOCK = threading.Lock()
@@ -68,45 +74,55 @@ def _server() -> socket.socket:
     if not _SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         _SERVERS.append(ours)
+        atexit.register(_end, ours, process)
     return _SERVERS[0]
+
+
+def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    server.close()
+    process.wait(10)
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
     """Returns in each script's process, with what was asked for; and at the end, with None."""
-    codes: dict[int, int] = {}
-
-    def ended(*_: object) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                told = codes.pop(found[0])
-                os.write(told, os.waitstatus_to_exitcode(found[1]).to_bytes(_CODE, "little", signed=True))
-                os.close(told)
-
-    signal.signal(signal.SIGCHLD, ended)
+    scripts: dict[int, tuple[int, int]] = {}  # pid, and where the exit code is told, by the pidfd of the process
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
     while True:
-        request, fds, _, _ = socket.recv_fds(requests, _MOST, 3)
-        if not request:
-            return None
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        pid = os.fork()
-        if pid == 0:
-            for fd in (requests.detach(), *codes.values()):
+        for ready, _ in poll.poll():
+            if ready != requests.fileno():
+                poll.unregister(ready)
+                _tell_end(ready, *scripts.pop(ready))
+                continue
+            request, files, _, _ = socket.recv_fds(requests, _MOST, 3)
+            if not request:
+                return None
+            pid = os.fork()
+            if pid == 0:
+                for fd in (requests.detach(), *scripts, *(told for _, told in scripts.values())):
+                    os.close(fd)
+                for number, fd in enumerate(files):
+                    os.dup2(fd, number)
+                    os.close(fd)
+                return json.loads(request)  # type: ignore[no-any-return]
+            pidfd = os.pidfd_open(pid)
+            code, told = os.pipe()
+            socket.send_fds(requests, [str(pid).encode()], [pidfd, code])
+            for fd in (code, *files):
                 os.close(fd)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-            for number, fd in enumerate(fds):
-                os.dup2(fd, number)
-                os.close(fd)
-            return json.loads(request)  # type: ignore[no-any-return]
-        code, codes[pid] = os.pipe()
-        pidfd = os.pidfd_open(pid)
-        socket.send_fds(requests, [str(pid).encode()], [pidfd, code])
-        for fd in (pidfd, code, *fds):
-            os.close(fd)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            scripts[pidfd] = pid, told
+            poll.register(pidfd, select.POLLIN)
+
+
+def _tell_end(pidfd: int, pid: int, told: int) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+        os.write(told, code.to_bytes(_CODE, "little", signed=True))
+    os.close(told)
+    os.close(pidfd)
 
 
 def _become(request: dict[str, Any]) -> None:

@@ -46,11 +46,10 @@ def until_done(ranks: list[GpuRank], seed: int) -> list[dict[str, Any]]:
         answer: dict[str, Any] = {}
         while "norm" not in answer:
             assert time.monotonic() < end, answer
-            if answer.get("kind") in UNDECLARED:
-                rank.order("declare", device="cuda")
-            else:
-                assert not answer or answer["kind"] in LOST, answer
-            answer = rank.order("step", seed=seed, whole=True)
+            assert not answer or answer["kind"] in (*UNDECLARED, *LOST), answer
+            undeclared = answer.get("kind") in UNDECLARED
+            if not undeclared or "digest" in rank.order("declare", device="cuda"):
+                answer = rank.order("step", seed=seed, whole=True)
         return answer
 
     with ThreadPoolExecutor(len(ranks)) as pool:

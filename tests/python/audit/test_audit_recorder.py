@@ -53,12 +53,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         made.append(Script(tmp_path, *args, **kwargs))
         return made[-1]
 
-    yield script
-    for one in made:
-        one.recorder.close()
-    _hooks.end()
-    gc.collect()
-    gc.unfreeze()
+    try:
+        yield script
+        for one in made:
+            one.recorder.close()
+        _hooks.end()
+        gc.collect()
+    finally:
+        gc.unfreeze()
 
 
 def model(*widths: int) -> nn.Sequential:

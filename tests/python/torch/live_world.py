@@ -62,3 +62,4 @@ def run_ranks(arguments: Sequence[Sequence[str]], environments: Sequence[Mapping
         finally:
             for process in processes:
                 process.kill()
+                process.wait(DEADLINE_S)
