@@ -94,7 +94,8 @@ class GradSync(LogsReports):
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
             GradientsDiverged, WeightsDiverged: copies differ, with `divergence="raise"`; the same.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
-                one (bad arguments) the step is still open.
+                one (bad arguments; ranks that did not come back after a restart of the daemon) the step is still open:
+                call this again.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
         """
         self._follow_module()
@@ -136,7 +137,8 @@ class GradSync(LogsReports):
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
             GradientsDiverged, WeightsDiverged: copies differ, with `divergence="raise"`; the same.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
-                one (bad arguments) the step is still open.
+                one (bad arguments; ranks that did not come back after a restart of the daemon) the step is still open:
+                call this again.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
                 Without, and after KeyboardInterrupt and CallTimeout, its outcome is not known: attach again.
         """
