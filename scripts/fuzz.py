@@ -24,6 +24,7 @@ SOURCES = Path(__file__).resolve().parent.parent / "tests" / "fuzz"
 SLOWER = 1 if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else 5
 GRACE_S = 120 * SLOWER  # beyond the time asked for: reading the corpus, and one slow input
 INPUT_SECONDS = 20 * SLOWER  # an input that takes longer is a defect
+LEAST_S = 5.0  # however little time there is
 SHOWN_LINES = 60
 SHOWN_BYTES = 2000
 
@@ -126,11 +127,21 @@ def write_junit(path: Path, outcomes: list[Outcome], fuzzers: list[str], skip: s
     ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
 
 
+def affordable(seconds: int, rounds: float) -> int:
+    """A third of the time that the whole check has left is for fuzzers, if they are to run for so long."""
+    left_s = float(os.environ.get("CHECK_ENDS", "inf")) - time.time()
+    most = max(LEAST_S, left_s / 3 / max(rounds, 1.0))
+    if most >= seconds:
+        return seconds
+    print(f"fuzz: each for {most:.0f} s instead of {seconds}: the whole check has {left_s:.0f} s left", flush=True)
+    return int(most)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs fuzzers side by side.")
     parser.add_argument("--bin", type=Path, default=Path("build/cpu-fuzz/bin"), help="where they were built")
     parser.add_argument("--state", type=Path, default=Path("build/fuzz"), help="corpora, inputs that broke, logs")
-    parser.add_argument("--seconds", type=int, default=60, help="for each (default 60)")
+    parser.add_argument("--seconds", type=int, default=60, help="for each (default 60; fewer before $CHECK_ENDS)")
     parser.add_argument("--seed", type=int, default=0, help="of random numbers; 0: another each time (default 0)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     parser.add_argument("--junit", type=Path, help="file to write")
@@ -144,6 +155,7 @@ def main() -> int:
         print(f"fuzz: skipped: {options.skip}", flush=True)
     else:
         jobs = max(1, options.jobs)
+        options.seconds = affordable(options.seconds, len(fuzzers) / jobs)
         # Where the last round would leave cores idle, its fuzzers share those of the first.
         left_over = len(fuzzers) % jobs if len(fuzzers) > jobs else 0
         with ThreadPoolExecutor(jobs) as pool, ThreadPoolExecutor(jobs) as beside:

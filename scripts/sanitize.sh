@@ -24,9 +24,9 @@ sanitize() {
     required+=(--require "$name-$layer")
     targets+=("tests/unit/$layer/all")
   done
-  stage --name "$name-build" --deadline 3000 -- scripts/build.sh "cpu-$name" "${targets[@]}" || return
+  stage --name "$name-build" --if-time --deadline 3000 -- scripts/build.sh "cpu-$name" "${targets[@]}" || return
   for layer in "$@"; do
-    GTEST_FILTER="-$except" stage --name "$name-$layer" --cases --again=--rerun-failed --deadline 900 -- \
+    GTEST_FILTER="-$except" stage --name "$name-$layer" --if-time --cases --again=--rerun-failed --deadline 900 -- \
       "${fixed_addresses[@]}" ctest --test-dir "build/cpu-$name/tests/unit/$layer" --parallel 2 --output-on-failure \
       --exclude-regex '\.on_[A-Z0-9_]+$' --no-tests=error --output-junit '{junit}'
   done

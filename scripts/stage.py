@@ -1,6 +1,6 @@
 """Runs one stage of a check: a command with a deadline, whose outcome becomes a JUnit file whatever happens.
 
-    stage.py --results DIR --name NAME [--deadline SECONDS] [--cases [--again ARGUMENT]] -- COMMAND...
+    stage.py --results DIR --name NAME [--deadline SECONDS] [--if-time] [--cases [--again ARGUMENT]] -- COMMAND...
 
 `{junit}` in the command stands for the file to write. Without it the stage is a single case, passed when the command
 exits 0. With `--cases` the command writes the file itself; if it ends badly without recording a failure (a crash, no
@@ -11,6 +11,9 @@ then counts as passed and keeps what it said first in a `flakyFailure`, the elem
 summary names it. Only failed assertions are tried again, of three cases at most: neither a crash nor what a sanitizer
 found.
 
+With `--if-time` a stage is left out, and is a skipped case, where the time of the whole check is over before it is
+done: $CHECK_ENDS, in seconds since 1970. So a slow machine says what all others found, and what it did not look at.
+
 How long it took, and how much of a processor's time, goes into NAME.time: two numbers of seconds.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import resource
@@ -28,6 +32,8 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+LATE = 124  # the exit code of a command that was ended, as `timeout` has it
+WORTH_S = 30.0  # of the check's time: with less than that no stage begins
 TRIED_AGAIN = 3  # cases of a stage; more than these have another reason than a busy machine
 # The beginnings of what pytest and GoogleTest say of a failed assertion; CTest does not tell one from a crash.
 ASSERTION = re.compile(r"^E  |\[  FAILED  \]", re.MULTILINE)
@@ -56,7 +62,7 @@ def run(command: list[str], deadline_s: float) -> tuple[int, str]:
     try:
         return child.wait(deadline_s), ""
     except subprocess.TimeoutExpired:
-        return 124, f"not done after {deadline_s:.0f} s"
+        return LATE, f"not done after {deadline_s:.0f} s"
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -101,7 +107,7 @@ def keep_passed(first: Path, second: Path) -> bool:
     return all(case_id(case) in passed for case in failed)
 
 
-def add_case(path: Path, name: str, seconds: float, failure: str | None) -> None:
+def add_case(path: Path, name: str, seconds: float, failure: str | None, kind: str = "failure") -> None:
     try:
         suite = ET.parse(path).getroot()
     except (OSError, ET.ParseError):
@@ -109,9 +115,15 @@ def add_case(path: Path, name: str, seconds: float, failure: str | None) -> None
     parent = suite if suite.tag == "testsuite" else ET.SubElement(suite, "testsuite", name=name)
     case = ET.SubElement(parent, "testcase", classname="stage", name=name, time=f"{seconds:.3f}")
     if failure is not None:
-        ET.SubElement(case, "failure", message=failure)
+        ET.SubElement(case, kind, message=failure)
     path.parent.mkdir(parents=True, exist_ok=True)
     ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def leave_out(path: Path, name: str, what: str, seconds: float) -> int:
+    add_case(path, name, seconds, f"{what}: the time of the whole check is over", "skipped")
+    print(f"--- {name}: {what}, because the time of the whole check is over, {seconds:.0f} s", flush=True)
+    return 0
 
 
 def main() -> int:
@@ -119,6 +131,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds (default 600)")
+    parser.add_argument("--if-time", action="store_true", help="skipped where $CHECK_ENDS comes before it is done")
     parser.add_argument("--cases", action="store_true", help="the command writes {junit} itself")
     parser.add_argument("--again", metavar="ARGUMENT", help="makes the command run only what failed; once")
     parser.add_argument("command", nargs="+")
@@ -129,7 +142,13 @@ def main() -> int:
     junit.unlink(missing_ok=True)
     print(f"--- {options.name}", flush=True)
     begin = time.monotonic()
-    code, reason = run([part.replace("{junit}", str(junit)) for part in options.command], options.deadline)
+    left_s = float(os.environ.get("CHECK_ENDS", "inf")) - time.time() if options.if_time else math.inf
+    if left_s < WORTH_S:
+        return leave_out(junit, options.name, "not run", 0.0)
+    command = [part.replace("{junit}", str(junit)) for part in options.command]
+    code, reason = run(command, min(options.deadline, left_s))
+    if reason and code == LATE and left_s < options.deadline:
+        return leave_out(junit, options.name, "not done", time.monotonic() - begin)
     if code and options.again and worth_another_try(junit):
         print(f"--- {options.name}: once more, what failed", flush=True)
         second = junit.with_suffix(".again")  # not .xml: its cases are not counted

@@ -43,9 +43,9 @@ compute() {
     echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
   elif stage --name cuda-build --deadline 3600 -- scripts/build.sh cuda-release; then
     stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
-    [ -z "${LONG:-}" ] || stage --name gpu-bundle --deadline 3600 -- scripts/gpu/bundle.sh
+    [ -z "${LONG:-}" ] || stage --name gpu-bundle --if-time --deadline 3600 -- scripts/gpu/bundle.sh
   fi
-  stage --name fuzz --cases --deadline 5400 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
+  stage --name fuzz --if-time --cases --deadline 5400 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 }
 nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
 
@@ -58,26 +58,26 @@ stage --name integration --cases --again=--last-failed --deadline 1800 -- "${qui
 if [ -n "$attack" ]; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
     "${fixed_addresses[@]}" "${quick[@]}" -m "$selection and not release" tests/attack
-  [ -z "${LONG:-}" ] || GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack-long --cases \
+  [ -z "${LONG:-}" ] || GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack-long --if-time --cases \
     --again=--last-failed --deadline 600 -- "${fixed_addresses[@]}" "${tests[@]}" -m "long and not release" tests/attack
 fi
 stage --name attack-release --cases --again=--last-failed --deadline 600 -- "${quick[@]}" -m "$selection and release" tests/attack
 if [ -n "${LONG:-}" ]; then
-  stage --name attack-release-long --cases --again=--last-failed --deadline 1200 -- \
+  stage --name attack-release-long --if-time --cases --again=--last-failed --deadline 1200 -- \
     "${tests[@]}" -m "long and release" tests/attack
-  stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${long[@]}" tests/python
-  stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${long[@]}" tests/integration
-  stage --name page --cases --again=--last-failed --deadline 600 -- "${tests[@]}" tests/page
-  stage --name deploy --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/deploy
-  if stage --name docs-site --deadline 600 -- scripts/docs.sh; then
-    stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
+  stage --name python-long --if-time --cases --again=--last-failed --deadline 1200 -- "${long[@]}" tests/python
+  stage --name integration-long --if-time --cases --again=--last-failed --deadline 1800 -- "${long[@]}" tests/integration
+  stage --name page --if-time --cases --again=--last-failed --deadline 600 -- "${tests[@]}" tests/page
+  stage --name deploy --if-time --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/deploy
+  if stage --name docs-site --if-time --deadline 600 -- scripts/docs.sh; then
+    stage --name docs --if-time --cases --deadline 300 -- "${tests[@]}" tests/docs
   fi
   joined # what is compiled next is compiled by several stages
-  stage --name dist-wheel --deadline 600 -- scripts/dist.sh
-  stage --name dist-deb --deadline 600 -- scripts/deb.sh
-  stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
+  stage --name dist-wheel --if-time --deadline 600 -- scripts/dist.sh
+  stage --name dist-deb --if-time --deadline 600 -- scripts/deb.sh
+  stage --name dist --if-time --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
   # What is carried to a machine with a GPU must start there.
-  [ ! -f build/gpu/bundle.tar.gz ] || stage --name gpu-bundle-tests --cases --deadline 600 -- \
+  [ ! -f build/gpu/bundle.tar.gz ] || stage --name gpu-bundle-tests --if-time --cases --deadline 600 -- \
     "${tests[@]}" -p no:cacheprovider tests/gpu
   not_run=${rare:+"tests marked rare (LONG=all make test), "}
 else

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +57,13 @@ def test_one_that_ends_well_has_passed(tmp_path: Path) -> None:
 def test_the_seed_is_handed_on(tmp_path: Path) -> None:
     run(tmp_path, {"http_fuzz": GOOD}, "--seed", "7")
     assert " -seed=7 " in (tmp_path / "state" / "http_fuzz.log").read_text()
+
+
+def test_a_check_that_has_little_time_left_fuzzes_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECK_ENDS", str(time.time() + 66))
+    done, _ = run(tmp_path, {"http_fuzz": GOOD, "rpc_fuzz": GOOD}, "--seconds", "60", "--jobs", "1")
+    assert "each for 11 s instead of 60" in done.stdout or "each for 10 s instead of 60" in done.stdout
+    assert re.search("-max_total_time=1[01] ", (tmp_path / "state" / "http_fuzz.log").read_text())
 
 
 def test_one_that_breaks_shows_the_input_and_where_it_lies(tmp_path: Path) -> None:

@@ -153,6 +153,34 @@ def test_a_stage_past_its_deadline_is_ended_and_fails(tmp_path: Path) -> None:
     assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")
 
 
+@pytest.mark.parametrize(("left_s", "what"), [(5, "not run"), (31, "not done")])
+def test_a_stage_for_which_the_check_has_no_time_is_skipped_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int, what: str
+) -> None:
+    monkeypatch.setenv("CHECK_ENDS", str(time.time() + left_s))
+    command = [sys.executable, str(SCRIPTS / "stage.py"), "--results", str(tmp_path), "--name", "late", "--if-time"]
+    waits = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    done = subprocess.run([*command, "--", *waits], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert f"--- late: {what}, because the time of the whole check is over" in done.stdout
+    assert stage(tmp_path, "--name", "early", "--", "true") == 0
+    assert summary(tmp_path, "--require", "late") == (0, "1 passed, 0 failed, 1 skipped")
+    said = subprocess.run([sys.executable, str(SCRIPTS / "summary.py"), str(tmp_path)], capture_output=True, text=True)
+    assert "left out, because there was no time: late" in said.stdout
+
+
+def test_that_there_is_no_time_excuses_neither_a_failure_nor_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECK_ENDS", str(time.time() + 50))
+    assert stage(tmp_path, "--name", "fails", "--if-time", "--", "false") == 1
+    waits = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    assert stage(tmp_path, "--name", "hangs", "--if-time", "--deadline", "0.5", "--", *waits) == 1
+    monkeypatch.setenv("CHECK_ENDS", "0")
+    assert stage(tmp_path, "--name", "must", "--", "false") == 1
+    assert summary(tmp_path) == (1, "0 passed, 3 failed, 0 skipped")
+
+
 def test_a_stage_that_is_terminated_takes_its_command_along(tmp_path: Path) -> None:
     # The command holds the pipe open, so that its end of file is the end of the command.
     says_hello = [sys.executable, "-c", "import threading; print('up', flush=True); threading.Event().wait()"]
