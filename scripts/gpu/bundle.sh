@@ -33,8 +33,9 @@ done | awk '/not found/ { exit 1 } $3 ~ /^\// { print $3 }' | sort -u |
 # The layout is that of a checkout, so that each script runs there by itself, too.
 cp scripts/gpu/bundle_run.sh "$folder/run.sh"
 cp -r --parents scripts/gpu/{bench,experiments,programs,test}.sh tests/gpu/{bench_clip,bench_torch,trainers}.py \
-  tests/gpu/node_trainers.py tests/gpu/experiments/*.py tests/integration/{daemon,gpu_ranks,ranks_in_threads,warm_python}.py \
-  tests/integration/nodes/node_jobs.py clients/python/src "$folder"
+  tests/gpu/node_trainers.py tests/gpu/experiments/*.py \
+  tests/integration/{daemon,gpu_ranks,ranks_in_threads,warm_python}.py tests/integration/nodes/node_jobs.py \
+  clients/python/src "$folder"
 # What the client needs besides torch: its Python alone, which serves each version.
 cp -r "$("$python" -c 'import os, websockets; print(os.path.dirname(websockets.__file__))')" "$folder/python"
 find "$folder/python" -type f ! -name '*.py' -delete

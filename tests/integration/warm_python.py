@@ -26,6 +26,7 @@ __all__ = ["WarmProcess"]
 
 _MOST = 1 << 17  # bytes of one request, which has to fit into the buffer of a socket
 _CODE = 4  # bytes of an exit code
+_PATIENCE_S = 100.0  # for the first answer, before which torch is imported
 
 
 class WarmProcess:
@@ -73,6 +74,7 @@ def _server() -> socket.socket:
     """One for this process and its threads; it ends when this process has."""
     if not _SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_PATIENCE_S)
         command = [sys.executable, __file__, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()

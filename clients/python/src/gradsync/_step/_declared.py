@@ -39,7 +39,7 @@ class Declared(ABC):
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
         self._first_half: dict[str, Any] | None = None  # the parameters of its compute_norm
-        self._repeatable = False  # the last call failed before it reached a daemon: call it, or compute the step, again
+        self._repeatable = False  # the last call failed before its attempt began: call it, or compute the step, again
         self._finished_once = False
         self._retired = False
 
